@@ -1,0 +1,130 @@
+"""The values that cross calls, and the one function that moves them forward by a number known only afterwards.
+
+State is immutable: `probe` leaves it alone and returns a trail, and `commit(state, trail, n)` makes the state
+that holds the first n probed tokens of each row. Rollback is therefore keeping the old value.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
+
+
+class AttentionState(NamedTuple):
+    """Keys (rotated) and values of the tokens so far; slots at or past `length` hold nothing of meaning."""
+
+    k: Float[Array, "B G S K"]
+    v: Float[Array, "B G S K"]
+
+
+class DeltaState(NamedTuple):
+    """What a Gated DeltaNet layer remembers."""
+
+    memory: Float[Array, "B H K V"]  # float32 in every precision mode: rounding compounds over a long decode
+    conv: Float[Array, "B w P"]  # inputs to the short convolution, oldest first
+
+
+class State(NamedTuple):
+    """State of a stack of layers: the trunk's or the MTP head's."""
+
+    layers: tuple[AttentionState | DeltaState, ...]
+    length: Int[Array, " B"]  # tokens held, for every layer alike
+
+
+class AttentionTrail(NamedTuple):
+    """The buffers after a probe: T further slots are written, which `length` does not yet cover."""
+
+    k: Float[Array, "B G S K"]
+    v: Float[Array, "B G S K"]
+
+
+class DeltaTrail(NamedTuple):
+    """The rank-one writes k_i u_i^T of a probe's tokens, their log decays, and the convolution's inputs."""
+
+    k: Float[Array, "B T H K"]
+    u: Float[Array, "B T H V"]
+    g: Float[Array, "B T H"]
+    window: Float[Array, "B X P"]  # X = w + T inputs, oldest first
+
+
+class Trail(NamedTuple):
+    """What a probe leaves behind, one entry a layer."""
+
+    layers: tuple[AttentionTrail | DeltaTrail, ...]
+
+
+def empty_trunk_state(config: ModelConfig, batch: int, num_slots: int, dtype: jnp.dtype) -> State:
+    """Trunk state before the first token.
+
+    Args:
+      num_slots: S. A probe or a padded prefill writes past what it keeps, so leave room for that too.
+      dtype: of keys, values and convolution inputs (the compute dtype).
+    """
+    return _empty_state(config, config.layer_types, batch, num_slots, dtype)
+
+
+def empty_head_state(config: ModelConfig, batch: int, num_slots: int, dtype: jnp.dtype) -> State:
+    """State of the MTP head before its first (hidden, next token) pair; arguments as in `empty_trunk_state`."""
+    return _empty_state(config, (LayerType.FULL,) * config.num_mtp_layers, batch, num_slots, dtype)
+
+
+def _empty_state(
+    config: ModelConfig, layer_types: tuple[LayerType, ...], batch: int, num_slots: int, dtype: jnp.dtype
+) -> State:
+    attention = config.attention
+
+    def empty_layer(layer_type: LayerType) -> AttentionState | DeltaState:
+        if layer_type is LayerType.FULL:
+            shape = (batch, attention.num_kv_heads, num_slots, attention.head_dim)
+            return AttentionState(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        assert config.delta is not None
+        return empty_delta_state(config.delta, batch, dtype)
+
+    return State(tuple(map(empty_layer, layer_types)), jnp.zeros((batch,), jnp.int32))
+
+
+def empty_delta_state(config: DeltaNetConfig, batch: int, dtype: jnp.dtype) -> DeltaState:
+    """DeltaNet state before the first token."""
+    memory = (batch, config.num_v_heads, config.head_k_dim, config.head_v_dim)
+    conv = (batch, config.conv_width - 1, config.conv_channels)
+    return DeltaState(jnp.zeros(memory, jnp.float32), jnp.zeros(conv, dtype))
+
+
+def commit(state: State, trail: Trail, n: Int[Array, " B"]) -> State:
+    """Keeps the first n probed tokens of each row, 0 <= n <= T.
+
+    Nothing is recomputed: attention takes the trail's buffers and moves `length`; DeltaNet applies the first n
+    rank-one writes to the memory it still holds.
+    """
+    layers = []
+    for old, new in zip(state.layers, trail.layers, strict=True):
+        if isinstance(new, AttentionTrail):
+            layers.append(AttentionState(new.k, new.v))
+        else:
+            assert isinstance(old, DeltaState)
+            layers.append(_commit_delta(old, new, n))
+    return State(tuple(layers), state.length + n)
+
+
+def _commit_delta(state: DeltaState, trail: DeltaTrail, n: Int[Array, " B"]) -> DeltaState:
+    """M_n = exp(G_n) M_0 + sum_{i<=n} exp(G_n - G_i) k_i u_i^T, with G the running sum of g."""
+    num_probed = trail.k.shape[1]
+    kept = jnp.arange(num_probed)[None, :] < n[:, None]
+    total = jnp.cumsum(jnp.where(kept[:, :, None], trail.g, 0.0), axis=1)  # stays at G_n past token n
+    end = total[:, -1]
+    # Masked before exp, so that nothing overflows.
+    weight = jnp.exp(jnp.where(kept[:, :, None], end[:, None] - total, -jnp.inf))
+    memory = state.memory * jnp.exp(end)[:, :, None, None]
+    # Unrolled: a sum over T fuses into one pass over the memory, while an einsum materialises T of them.
+    for i in range(num_probed):
+        write = trail.k[:, i, :, :, None] * trail.u[:, i, :, None, :]
+        memory = memory + weight[:, i, :, None, None] * write
+    return DeltaState(memory, last_inputs(trail.window, n, state.conv.shape[1]))
+
+
+def last_inputs(window: Float[Array, "B X P"], n: Int[Array, " B"], count: int) -> Float[Array, "B w P"]:
+    """The `count` convolution inputs that precede token n of a window which starts `count` before token 0."""
+    return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, count))(window, n)
