@@ -1,11 +1,38 @@
 """Strict numerics for every test: nothing is promoted, in rank or dtype, without being asked to."""
 
+import importlib.util
 import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_default_matmul_precision", "highest")
+
+
+@pytest.fixture
+def script() -> Callable[[str], ModuleType]:
+    """Loads a command line by its name: `script("generate")` is `scripts/generate.py`, not run yet."""
+
+    def load(name: str) -> ModuleType:
+        path = Path(__file__).parent.parent / "scripts" / f"{name}.py"
+        # Kept out of sys.modules: as a module, `train` is the package.
+        spec = importlib.util.spec_from_file_location(f"script_{name}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(path.parent))  # as Python does for a script; its `_cli` takes it away again
+        try:
+            spec.loader.exec_module(module)
+        finally:
+            sys.path[:] = [entry for entry in sys.path if entry != str(path.parent)]
+        return module
+
+    return load

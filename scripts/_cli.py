@@ -1,0 +1,149 @@
+"""What every command line here shares: how mistakes and interruptions end, and the flags that recur.
+
+Importing this first also repairs the import path. Python puts this folder on it, where `train.py` would hide
+the package `train`; the root of the repository takes its place, so scripts run from a checkout, installed or not.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    import jax.numpy as jnp
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "scripts"]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from mtp_jax.errors import UserError  # noqa: E402  (needs the path above)
+
+DEMO_CHECKPOINT = ROOT / "models" / "demo"
+INTERRUPTED = 130
+USER_ERROR = 2
+
+
+def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError`, 130 when interrupted."""
+    try:
+        main(argv)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader (`head`, say) has left. Python would complain once more when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(0)
+
+
+class Parser(argparse.ArgumentParser):
+    """Argument parser with defaults in its help, and one line instead of a usage dump for a mistake."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", _HelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the description's line breaks and states every default that means something."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help
+        if text is None or "%(default)" in text or action.default in (None, argparse.SUPPRESS, False):
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """`--json [FILE]`: absent is None, without a file is "-" (stdout). Hand the value to `write_json`."""
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        type=_writable,
+        help="give the result as one JSON object: to FILE, or else alone on stdout",
+    )
+
+
+def _writable(target: str) -> str:
+    if target == "-":
+        return target
+    path = Path(target)
+    if not target or path.is_dir():
+        raise argparse.ArgumentTypeError(f"expected a file to write, got {target or 'an empty name'!r}")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {target}: there is no folder {path.parent}")
+    return target
+
+
+def write_json(record: dict[str, Any], target: str) -> None:
+    """Writes one JSON object to a file (under another name first, then renamed) or, for "-", to stdout."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"--json {target}: cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def add_checkpoint_flag(parser: argparse.ArgumentParser) -> None:
+    """`--checkpoint DIR`, by default the shipped model. Hand the value to `existing_checkpoint`."""
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        default=DEMO_CHECKPOINT,
+        metavar="DIR",
+        help="folder with config.json and safetensors files",
+    )
+
+
+def existing_checkpoint(folder: Path) -> Path:
+    """The folder itself, checked before anything slow starts."""
+    if folder.is_dir():
+        return folder
+    if folder == DEMO_CHECKPOINT:
+        raise UserError(
+            f"the shipped model is not at {folder}; name a checkpoint folder with --checkpoint DIR"
+        )
+    raise UserError(
+        f"--checkpoint: expected a folder with a config.json, got {folder}, which is not a folder"
+    )
+
+
+def add_dtype_flag(parser: argparse.ArgumentParser) -> None:
+    """`--dtype float32|bfloat16`. Hand the value to `compute_dtype`."""
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16"],
+        help="of parameters and matrix products (default: float32 on a CPU, bfloat16 elsewhere)",
+    )
+
+
+def compute_dtype(name: str | None) -> "jnp.dtype":
+    """The dtype that the flag asks for: float32 on a CPU and bfloat16 elsewhere, unless it says otherwise."""
+    import jax  # here and not above: `--help` and mistakes in flags should not wait for it
+    import jax.numpy as jnp
+
+    if name is None:
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(name)

@@ -1,0 +1,77 @@
+"""How a command line ends, and where its results go."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mtp_jax.errors import UserError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def cli(script):
+    return script("_cli")
+
+
+def test_a_users_mistake_is_one_line_and_status_2(cli, capsys):
+    def main(argv):
+        raise UserError("expected this, got that")
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(main, [])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == "error: expected this, got that\n"
+
+
+def test_an_interruption_is_status_130(cli):
+    def main(argv):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(main, [])
+    assert end.value.code == 130
+
+
+def test_a_wrong_flag_is_one_line_and_status_2(cli, capsys):
+    def main(argv):
+        cli.Parser(prog="x.py").parse_args(argv)
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(main, ["--no-such-flag"])
+    assert end.value.code == 2
+    err = capsys.readouterr().err
+    assert "--no-such-flag" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"), [([], None), (["--json"], "-"), (["--json", "out.json"], "out.json")]
+)
+def test_json_flag(cli, tmp_path, monkeypatch, argv, expected):
+    monkeypatch.chdir(tmp_path)
+    parser = cli.Parser()
+    cli.add_json_flag(parser)
+    assert parser.parse_args(argv).json == expected
+
+
+def test_json_refuses_a_folder_that_is_not_there(cli):
+    parser = cli.Parser()
+    cli.add_json_flag(parser)
+    with pytest.raises(UserError, match=r"no folder .*nowhere"):
+        parser.parse_args(["--json", "/nowhere/out.json"])
+
+
+def test_write_json_leaves_only_the_file(cli, tmp_path):
+    cli.write_json({"text": "长江"}, str(tmp_path / "out.json"))
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == {"text": "长江"}
+
+
+def test_scripts_do_not_hide_the_package_train(tmp_path):
+    code = "import sys; sys.path.insert(0, 'scripts'); import _cli, train; print(train.__file__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(ROOT / "train" / "__init__.py")
