@@ -1,0 +1,50 @@
+"""Reading and writing the small text files beside a checkpoint: errors name the file, writes are whole."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from mtp_jax.errors import UserError
+
+
+def read_text(path: Path) -> str:
+    """The file's text.
+
+    Raises:
+      UserError: if it cannot be read or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: expected UTF-8 text, got other bytes at offset {error.start}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      UserError: if it cannot be read, is not JSON, or holds something other than an object.
+    """
+    try:
+        value = json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: expected JSON, got something else: {error}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes beside the final name and renames, so that no half-written file is ever seen."""
+    partial = path.with_name(path.name + ".partial")
+    with open(partial, "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+    os.replace(partial, path)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Writes a JSON object in the published style: two spaces of indent, non-ASCII kept, a last newline."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
