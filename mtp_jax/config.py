@@ -135,6 +135,5 @@ class ModelConfig:
 def interleaved(num_layers: int, full_attention_interval: int) -> tuple[LayerType, ...]:
     """Layer types where every `full_attention_interval`-th layer (4th, 8th, ...) is full attention."""
     return tuple(
-        LayerType.FULL if (i + 1) % full_attention_interval == 0 else LayerType.LINEAR
-        for i in range(num_layers)
+        LayerType.FULL if (i + 1) % full_attention_interval == 0 else LayerType.LINEAR for i in range(num_layers)
     )

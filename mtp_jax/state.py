@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
@@ -56,7 +57,7 @@ class Trail(NamedTuple):
     layers: tuple[AttentionTrail | DeltaTrail, ...]
 
 
-def empty_trunk_state(config: ModelConfig, batch: int, num_slots: int, dtype: jnp.dtype) -> State:
+def empty_trunk_state(config: ModelConfig, batch: int, num_slots: int, dtype: DTypeLike) -> State:
     """Trunk state before the first token.
 
     Args:
@@ -66,13 +67,13 @@ def empty_trunk_state(config: ModelConfig, batch: int, num_slots: int, dtype: jn
     return _empty_state(config, config.layer_types, batch, num_slots, dtype)
 
 
-def empty_head_state(config: ModelConfig, batch: int, num_slots: int, dtype: jnp.dtype) -> State:
+def empty_head_state(config: ModelConfig, batch: int, num_slots: int, dtype: DTypeLike) -> State:
     """State of the MTP head before its first (hidden, next token) pair; arguments as in `empty_trunk_state`."""
     return _empty_state(config, (LayerType.FULL,) * config.num_mtp_layers, batch, num_slots, dtype)
 
 
 def _empty_state(
-    config: ModelConfig, layer_types: tuple[LayerType, ...], batch: int, num_slots: int, dtype: jnp.dtype
+    config: ModelConfig, layer_types: tuple[LayerType, ...], batch: int, num_slots: int, dtype: DTypeLike
 ) -> State:
     attention = config.attention
 
@@ -86,7 +87,7 @@ def _empty_state(
     return State(tuple(map(empty_layer, layer_types)), jnp.zeros((batch,), jnp.int32))
 
 
-def empty_delta_state(config: DeltaNetConfig, batch: int, dtype: jnp.dtype) -> DeltaState:
+def empty_delta_state(config: DeltaNetConfig, batch: int, dtype: DTypeLike) -> DeltaState:
     """DeltaNet state before the first token."""
     memory = (batch, config.num_v_heads, config.head_k_dim, config.head_v_dim)
     conv = (batch, config.conv_width - 1, config.conv_channels)

@@ -122,12 +122,8 @@ def existing_checkpoint(folder: Path) -> Path:
     if folder.is_dir():
         return folder
     if folder == DEMO_CHECKPOINT:
-        raise UserError(
-            f"the shipped model is not at {folder}; name a checkpoint folder with --checkpoint DIR"
-        )
-    raise UserError(
-        f"--checkpoint: expected a folder with a config.json, got {folder}, which is not a folder"
-    )
+        raise UserError(f"the shipped model is not at {folder}; name a checkpoint folder with --checkpoint DIR")
+    raise UserError(f"--checkpoint: expected a folder with a config.json, got {folder}, which is not a folder")
 
 
 def add_dtype_flag(parser: argparse.ArgumentParser) -> None:

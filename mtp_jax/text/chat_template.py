@@ -52,9 +52,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Unlike jinja2's own: keeps non-ASCII and does not escape HTML, since the text is for a model."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(format: str) -> str:
@@ -140,13 +138,9 @@ def _named(value: Any, where: str) -> dict[str, ChatTemplate]:
     if isinstance(value, str):
         return {"default": ChatTemplate(value, where)}
     good = isinstance(value, list) and all(
-        isinstance(entry, dict)
-        and isinstance(entry.get("name"), str)
-        and isinstance(entry.get("template"), str)
+        isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
         for entry in value
     )
     if not good:
-        raise UserError(
-            f'{where}: expected a template or a list of {{"name", "template"}}, got {type(value).__name__}'
-        )
+        raise UserError(f'{where}: expected a template or a list of {{"name", "template"}}, got {type(value).__name__}')
     return {entry["name"]: ChatTemplate(entry["template"], f"{where} ({entry['name']})") for entry in value}

@@ -168,9 +168,7 @@ class Tokenizer:
           UserError: if there is no such template, or it refuses the messages.
         """
         if template is None:
-            template = (
-                "tool_use" if variables.get("tools") and "tool_use" in self.chat_templates else "default"
-            )
+            template = "tool_use" if variables.get("tools") and "tool_use" in self.chat_templates else "default"
         if template not in self.chat_templates:
             have = ", ".join(sorted(self.chat_templates)) or "none"
             raise UserError(f"the tokenizer has no chat template named {template} (it has: {have})")

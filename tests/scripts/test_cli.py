@@ -48,9 +48,7 @@ def test_a_wrong_flag_is_one_line_and_status_2(cli, capsys):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("argv", "expected"), [([], None), (["--json"], "-"), (["--json", "out.json"], "out.json")]
-)
+@pytest.mark.parametrize(("argv", "expected"), [([], None), (["--json"], "-"), (["--json", "out.json"], "out.json")])
 def test_json_flag(cli, tmp_path, monkeypatch, argv, expected):
     monkeypatch.chdir(tmp_path)
     parser = cli.Parser()

@@ -1,0 +1,109 @@
+"""Gated full attention with grouped key/value heads, q/k norm and partial rotary positions."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, Int
+
+from mtp_jax.config import AttentionConfig
+from mtp_jax.documents import Documents
+from mtp_jax.layers.norm import RMSNorm
+from mtp_jax.layers.rope import rotate
+from mtp_jax.state import AttentionState, AttentionTrail
+
+
+def attend(
+    q: Float[Array, "B T H K"],
+    k: Float[Array, "B G S K"],
+    v: Float[Array, "B G S K"],
+    visible: Bool[Array, "B T S"],
+) -> Float[Array, "B T H K"]:
+    """softmax(q k^T / sqrt(K)) v over the visible slots; query head j reads key/value head j // (H / G).
+
+    Scores and softmax are float32; the result has v's dtype. Every query must see at least one slot.
+    """
+    batch, time, heads, width = q.shape
+    grouped = q.reshape(batch, time, k.shape[1], heads // k.shape[1], width)
+    scores = jnp.einsum("BTGRK,BGSK->BGRTS", grouped, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(visible[:, None, None], scores * width**-0.5, -jnp.inf)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("BGRTS,BGSK->BTGRK", weights, v).reshape(batch, time, heads, width)
+
+
+class GatedAttention(nn.Module):
+    """y = W_o (attend(rotate(norm(q)), rotate(norm(k)), v) * sigmoid(gate)).
+
+    Attributes:
+      position_offset: added to every rotary position. The MTP head's is 1: it counts like the token it embeds.
+    """
+
+    config: AttentionConfig
+    width: int
+    norm_eps: float
+    dtype: DTypeLike
+    position_offset: int = 0
+
+    def setup(self) -> None:
+        config = self.config
+
+        def dense(features: int) -> nn.Dense:
+            return nn.Dense(features, use_bias=False, dtype=self.dtype)
+
+        self.q_proj = dense(config.num_heads * config.head_dim * 2)  # per head: K of query, then K of gate
+        self.k_proj = dense(config.num_kv_heads * config.head_dim)
+        self.v_proj = dense(config.num_kv_heads * config.head_dim)
+        self.o_proj = dense(self.width)
+        self.q_norm = RMSNorm(self.norm_eps)
+        self.k_norm = RMSNorm(self.norm_eps)
+
+    def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:
+        """Causal attention within each document of a packed row."""
+        q, gate, k, v = self._project(x, docs.position)
+        time = jnp.arange(x.shape[1])
+        causal = time[:, None] >= time[None, :]
+        visible = causal[None] & (docs.number[:, :, None] == docs.number[:, None, :])
+        return self._output(attend(q, k, v, visible), gate)
+
+    def extend(
+        self, x: Float[Array, "B T D"], state: AttentionState, length: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B T D"], AttentionState]:
+        """Writes T slots behind the first `length` of each row, then reads; needs length + T <= S.
+
+        Written before read, into the buffers that are then passed on: read first, and XLA copies both.
+        """
+        time = jnp.arange(x.shape[1])[None, :] + length[:, None]
+        q, gate, k, v = self._project(x, time)
+        state = AttentionState(_write(state.k, k, length), _write(state.v, v, length))
+        visible = time[:, :, None] >= jnp.arange(state.k.shape[2])[None, None, :]
+        return self._output(attend(q, state.k, state.v, visible), gate), state
+
+    def probe(
+        self, x: Float[Array, "B T D"], state: AttentionState, length: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B T D"], AttentionTrail]:
+        """As `extend`; the caller moves `length` by what it keeps, and later writes cover the rest."""
+        y, after = self.extend(x, state, length)
+        return y, AttentionTrail(after.k, after.v)
+
+    def _project(self, x: Float[Array, "B T D"], position: Int[Array, "B T"]):
+        config = self.config
+        batch, time = x.shape[:2]
+        position = position + self.position_offset
+        q, gate = jnp.split(self.q_proj(x).reshape(batch, time, config.num_heads, -1), 2, axis=-1)
+        k = self.k_proj(x).reshape(batch, time, config.num_kv_heads, -1)
+        v = self.v_proj(x).reshape(batch, time, config.num_kv_heads, -1)
+        q = rotate(self.q_norm(q), position, config.rotary_dim, config.rope_theta)
+        k = rotate(self.k_norm(k), position, config.rotary_dim, config.rope_theta)
+        return q, gate, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+
+    def _output(self, y: Float[Array, "B T H K"], gate: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
+        return self.o_proj((y * nn.sigmoid(gate)).reshape(*y.shape[:2], -1))
+
+
+def _write(
+    buffer: Float[Array, "B G S K"], new: Float[Array, "B G T K"], start: Int[Array, " B"]
+) -> Float[Array, "B G S K"]:
+    def write_row(row: Array, values: Array, slot: Array) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(row, values, slot, axis=1)
+
+    return jax.vmap(write_row)(buffer, new.astype(buffer.dtype), start)

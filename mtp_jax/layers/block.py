@@ -1,0 +1,73 @@
+"""One decoder layer: a token mixer and an MLP, each behind a norm and a residual."""
+
+from flax import linen as nn
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from mtp_jax.config import LayerType, ModelConfig
+from mtp_jax.documents import Documents
+from mtp_jax.layers.attention import GatedAttention
+from mtp_jax.layers.delta_net import GatedDeltaNet
+from mtp_jax.layers.mlp import SwiGLU
+from mtp_jax.layers.norm import RMSNorm
+from mtp_jax.state import AttentionState, AttentionTrail, DeltaState, DeltaTrail
+
+
+class Block(nn.Module):
+    """x = x + mixer(norm(x)); x = x + mlp(norm(x))."""
+
+    config: ModelConfig
+    layer_type: LayerType
+    dtype: DTypeLike
+    position_offset: int = 0
+
+    def setup(self) -> None:
+        config = self.config
+        self.input_layernorm = RMSNorm(config.norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.norm_eps)
+        if self.layer_type is LayerType.FULL:
+            self.self_attn = GatedAttention(
+                config.attention, config.width, config.norm_eps, self.dtype, self.position_offset
+            )
+        else:
+            assert config.delta is not None
+            self.linear_attn = GatedDeltaNet(config.delta, config.width, config.norm_eps, self.dtype)
+        self.mlp = SwiGLU(config.mlp_width, self.dtype)
+
+    @property
+    def mixer(self) -> GatedAttention | GatedDeltaNet:
+        """The layer's token mixer."""
+        return self.self_attn if self.layer_type is LayerType.FULL else self.linear_attn
+
+    def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:
+        """Training: no state, documents kept apart."""
+        return self._add_mlp(x + self.mixer(self.input_layernorm(x), docs))
+
+    def extend(
+        self,
+        x: Float[Array, "B T D"],
+        state: AttentionState | DeltaState,
+        length: Int[Array, " B"],
+        lengths: Int[Array, " B"],
+    ) -> tuple[Float[Array, "B T D"], AttentionState | DeltaState]:
+        """Moves rows that hold `length` tokens forward by `lengths`, known before the call."""
+        mixed = self.input_layernorm(x)
+        if isinstance(state, AttentionState):
+            y, state = self.self_attn.extend(mixed, state, length)
+        else:
+            y, state = self.linear_attn.extend(mixed, state, lengths)
+        return self._add_mlp(x + y), state
+
+    def probe(
+        self, x: Float[Array, "B T D"], state: AttentionState | DeltaState, length: Int[Array, " B"]
+    ) -> tuple[Float[Array, "B T D"], AttentionTrail | DeltaTrail]:
+        """Looks T tokens ahead of rows that hold `length`; the caller decides later how many to keep."""
+        mixed = self.input_layernorm(x)
+        if isinstance(state, AttentionState):
+            y, trail = self.self_attn.probe(mixed, state, length)
+        else:
+            y, trail = self.linear_attn.probe(mixed, state)
+        return self._add_mlp(x + y), trail
+
+    def _add_mlp(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return x + self.mlp(self.post_attention_layernorm(x))
