@@ -70,17 +70,49 @@ def probe_delta_rule(
     time = q.shape[1]
     q, k, v, g, beta = (jnp.swapaxes(x, 1, 2) for x in (q, k, v, g, beta))
     pairs = _pairs(q, k, g, beta, None)
-    carried = jnp.exp(pairs.total)[..., None]
+    carried = jnp.exp(pairs.total.value)[..., None]
     read = _product(jnp.concatenate([q, k], axis=-2), memory)
     u = _product(pairs.inverse, beta[..., None] * (v - carried * read[..., time:, :]))
     o = carried * read[..., :time, :] + _product(pairs.scores, u)
     return jnp.swapaxes(o, 1, 2), jnp.swapaxes(u, 1, 2)
 
 
+class _RunningSum(NamedTuple):
+    """G, the running sum of log decays, as an unevaluated sum of two float32.
+
+    Strong decays add up to thousands within a chunk, where one float32 is off by 1e-4, and so would be every
+    exp(G_i - G_j) between tokens that hardly decay; the second float keeps differences at rounding error.
+    """
+
+    high: Float[Array, "... C"]
+    low: Float[Array, "... C"]
+
+    @property
+    def value(self) -> Float[Array, "... C"]:
+        return self.high + self.low
+
+    def at(self, *index) -> "_RunningSum":
+        return _RunningSum(self.high[index], self.low[index])
+
+    def minus(self, other: "_RunningSum") -> Float[Array, "..."]:
+        return (self.high - other.high) + (self.low - other.low)
+
+
+def _running_sum(g: Float[Array, "... C"]) -> _RunningSum:
+    def add(a: _RunningSum, b: _RunningSum) -> _RunningSum:
+        high = a.high + b.high
+        b_part = high - a.high
+        lost = (a.high - (high - b_part)) + (b.high - b_part)  # Knuth's two-sum: what rounding took away
+        return _RunningSum(high, a.low + b.low + lost)
+
+    high, low = jax.lax.associative_scan(add, _RunningSum(g, jnp.zeros_like(g)), axis=-1)
+    return _RunningSum(high, jax.lax.stop_gradient(low))  # the gradient of `high` is already the sum's
+
+
 class _Pairs(NamedTuple):
     """What the tokens of a chunk are to each other, before the memory is known."""
 
-    total: Float[Array, "... C"]  # G: running sum of g
+    total: _RunningSum  # G
     inverse: Float[Array, "... C C"]  # (I + S)^-1, S_ij = beta_i exp(G_i - G_j) k_i . k_j for j < i
     scores: Float[Array, "... C C"]  # exp(G_i - G_j) q_i . k_j for j <= i
 
@@ -93,13 +125,14 @@ def _pairs(
     document: Int[Array, "... C"] | None,
 ) -> _Pairs:
     """Writing out the recurrence gives (I + S) u = beta (v - exp(G) M_0^T k) and o = exp(G) M_0^T q + scores u."""
-    total = jnp.cumsum(g, axis=-1)
+    total = _running_sum(g)
     time = jnp.arange(g.shape[-1])
     joined = jnp.broadcast_to(time[:, None] >= time[None, :], (*g.shape, g.shape[-1]))
     if document is not None:
         joined = joined & (document[..., :, None] == document[..., None, :])
     # Masked before exp: above the diagonal the difference is positive and may overflow.
-    decay = jnp.exp(jnp.where(joined, total[..., :, None] - total[..., None, :], -jnp.inf))
+    passed = total.at(..., slice(None), None).minus(total.at(..., None, slice(None)))
+    decay = jnp.exp(jnp.where(joined, passed, -jnp.inf))
     strict = jnp.where(time[:, None] > time[None, :], decay * _product(k, jnp.swapaxes(k, -1, -2)), 0.0)
     inverse = unit_lower_inverse(beta[..., None] * strict)
     return _Pairs(total, inverse, decay * _product(q, jnp.swapaxes(k, -1, -2)))
@@ -139,10 +172,10 @@ def _chunked(q, k, v, g, beta, memory, document):
         reached = document == before  # tokens that the incoming memory belongs to
         kept = document == last  # tokens whose writes, and through token 0 whose memory, survive the chunk
 
-    from_start = _exp_where(pairs.total, reached)[..., None]
-    to_end = _exp_where(pairs.total[..., -1:] - pairs.total, kept)[..., None]
-    whole = pairs.total[..., -1:]
-    whole = _exp_where(whole, None if reached is None else reached[..., -1:])[..., None]
+    end = pairs.total.at(..., slice(-1, None))
+    from_start = _exp_where(pairs.total.value, reached)[..., None]
+    to_end = _exp_where(end.minus(pairs.total), kept)[..., None]
+    whole = from_start[..., -1:, :]
     # What u would be without the memory, and what the memory takes from it.
     fresh = _product(pairs.inverse, beta[..., None] * v)
     taken = _product(pairs.inverse, beta[..., None] * from_start * k)
