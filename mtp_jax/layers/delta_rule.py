@@ -99,13 +99,13 @@ class _RunningSum(NamedTuple):
 
 
 def _running_sum(g: Float[Array, "... C"]) -> _RunningSum:
-    def add(a: _RunningSum, b: _RunningSum) -> _RunningSum:
-        high = a.high + b.high
-        b_part = high - a.high
-        lost = (a.high - (high - b_part)) + (b.high - b_part)  # Knuth's two-sum: what rounding took away
-        return _RunningSum(high, a.low + b.low + lost)
-
-    high, low = jax.lax.associative_scan(add, _RunningSum(g, jnp.zeros_like(g)), axis=-1)
+    high = jnp.cumsum(g, axis=-1)
+    before = jnp.concatenate([jnp.zeros_like(high[..., :1]), high[..., :-1]], axis=-1)
+    step = high - before
+    # What rounding lost at each token: g less the step that `high` really took (Knuth's two-sum, exact).
+    taken = high - step
+    step_error = (high - (taken + step)) + (taken - before)
+    low = jnp.cumsum((g - step) - step_error, axis=-1)
     return _RunningSum(high, jax.lax.stop_gradient(low))  # the gradient of `high` is already the sum's
 
 
