@@ -16,7 +16,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mtp_jax.errors import UserError
-from mtp_jax.text.files import read_json_object, read_text
+from mtp_jax.files import read_json_object, read_text
 
 MAX_RENDERED = 1 << 25
 """Characters a template may write; a longest context is a quarter of it."""

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_jax.errors import UserError
-from mtp_jax.text.files import read_json_object
+from mtp_jax.files import read_json_object
 from mtp_jax.text.tokenizer import Tokenizer
 
 
