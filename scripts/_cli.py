@@ -1,7 +1,8 @@
 """What every command line here shares: how mistakes and interruptions end, and the flags that recur.
 
 Importing this first also repairs the import path. Python puts this folder on it, where `train.py` would hide
-the package `train`; the root of the repository takes its place, so scripts run from a checkout, installed or not.
+the package `train`; the root of the repository takes its place, so scripts run from a checkout, installed or
+not.
 """
 
 import argparse
