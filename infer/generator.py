@@ -247,11 +247,12 @@ class Generator:
 
     def _generation(
         self,
-        row: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, Statistics],
+        row: tuple[Any, Any, Any, Any, Statistics],
         num_drafts: int,
         seconds: float,
         compile_seconds: float,
     ) -> Generation:
+        """From one row of the count, finish, tokens, from_draft and statistics that came back."""
         count, finish, tokens, from_draft, counts = row
         new = tokens[:count].tolist()
         text = None

@@ -1,5 +1,7 @@
 """The trunk's layers, from embeddings to the residual stream that the final norm reads."""
 
+from collections.abc import Sequence
+
 from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -44,7 +46,7 @@ class Backbone(nn.Module):
 
 
 def extend_layers(
-    layers: list[Block], x: Float[Array, "B T D"], state: State, lengths: Int[Array, " B"]
+    layers: Sequence[Block], x: Float[Array, "B T D"], state: State, lengths: Int[Array, " B"]
 ) -> tuple[Float[Array, "B T D"], State]:
     """Runs blocks over T tokens and moves their state forward by `lengths`."""
     states = []
