@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
 from infer.generator import Generation, Generator
 
 
@@ -48,6 +52,15 @@ class Comparison:
     def speedup(self) -> float:
         """Tokens per second of speculative over plain decoding; above 1 is faster."""
         return self.speculative.tokens_per_second / self.plain.tokens_per_second
+
+    def describe_difference(self) -> str:
+        """One line about the first difference, for people."""
+        if (where := self.first_difference) is None:
+            return f"J = {self.num_draft_tokens}: identical"
+        return (
+            f"J = {self.num_draft_tokens}: token {where.index} is {where.plain_id} plainly (logit {where.plain_logit}) "
+            f"and {where.speculative_id} speculatively (logit {where.speculative_logit})"
+        )
 
     def record(self) -> dict[str, Any]:
         """As the command line gives it in JSON."""
@@ -108,3 +121,41 @@ def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
     """Distinct n-grams over all n-grams; None if there are none. Near 0 in a loop, which flatters acceptance."""
     ngrams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return len(set(ngrams)) / len(ngrams) if ngrams else None
+
+
+def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]]) -> Table:
+    """A row for plain decoding of each prompt, and one for each J."""
+    caption = (
+        "accepted: drafts emitted of those that could have been; by position: how often a round's first, second, ... "
+        "draft was; distinct: share of different 4-grams in the text, low where it loops, which flatters acceptance"
+    )
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
+    table.add_column("prompt", max_width=20, no_wrap=True)
+    for heading in ("J", "tokens", "rounds", "a round", "accepted", "by position", "tokens/s", "speedup"):
+        table.add_column(heading, justify="right")
+    table.add_column("identical")
+    table.add_column("distinct", justify="right")
+    for prompt, comparisons in results:
+        name = " ".join(prompt.split())
+        _add_row(table, name, 0, comparisons[0].plain, "1.00", "")
+        for c in comparisons:
+            _add_row(table, "", c.num_draft_tokens, c.speculative, f"{c.speedup:.2f}", "yes" if c.identical else "no")
+        table.add_section()
+    return table
+
+
+def _add_row(table: Table, prompt: str, j: int, generation: Generation, speedup: str, identical: str) -> None:
+    distinct = distinct_ngrams(generation.tokens, 4)
+    table.add_row(
+        Text(prompt),  # not a string: brackets in it would be read as markup
+        str(j) if j else "plain",
+        str(len(generation.tokens)),
+        str(generation.rounds),
+        f"{generation.tokens_per_round:.2f}" if generation.rounds else "-",
+        f"{generation.accepted}/{generation.drafted}" if j else "-",
+        " ".join(f"{n / max(generation.rounds, 1):.2f}" for n in generation.accepted_per_position) or "-",
+        f"{generation.tokens_per_second:.1f}",
+        speedup,
+        identical,
+        "-" if distinct is None else f"{distinct:.2f}",
+    )

@@ -25,8 +25,9 @@ from infer.speculative import (
     prefill,
 )
 from mtp_jax.errors import UserError
+from mtp_jax.hf import load_checkpoint
 from mtp_jax.mtp import MTPModel
-from mtp_jax.text import Tokenizer
+from mtp_jax.text import Tokenizer, end_ids
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length"}
 MIN_CACHE_LENGTH = 64
@@ -122,9 +123,6 @@ class Generator:
         Raises:
           UserError: something in the folder is missing or wrong.
         """
-        from mtp_jax.hf import load_checkpoint
-        from mtp_jax.text import end_ids
-
         checkpoint = load_checkpoint(folder, trunk_only=trunk_only, dtype=dtype)
         tokenizer = Tokenizer.from_folder(folder)
         model = MTPModel(checkpoint.config, dtype)
@@ -159,7 +157,7 @@ class Generator:
           UserError: a prompt is empty, too long or holds ids outside the vocabulary, a number is out of
             range, or J > 0 without a head.
         """
-        self._check(prompts, max_new_tokens, num_draft_tokens)
+        self.check(prompts, max_new_tokens, num_draft_tokens)
         if not prompts:
             return []
         cache_length = self._cache_length(prompts, max_new_tokens, cache_length)
@@ -178,7 +176,7 @@ class Generator:
 
         Not masked by the tokenizer's length.
         """
-        self._check([prompt], num_new, 0)
+        self.check([prompt], num_new, 0)
         cache_length = self._cache_length([prompt], num_new, cache_length)
         if num_new:
             carry, *_ = self._run([prompt], num_new, 0, cache_length, draft_with_head)
@@ -271,7 +269,12 @@ class Generator:
             compile_seconds=compile_seconds,
         )
 
-    def _check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, num_drafts: int) -> None:
+    def check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, num_drafts: int) -> None:
+        """Refuses what `generate` cannot do, before anything is compiled.
+
+        Raises:
+          UserError: as `generate` says.
+        """
         if max_new_tokens < 0:
             raise UserError(f"the number of new tokens must be at least 0, got {max_new_tokens}")
         if num_drafts < 0:

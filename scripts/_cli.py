@@ -67,6 +67,26 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: %(default)s)"
 
 
+def count(text: str) -> int:
+    """An argparse type: an integer that is at least 0."""
+    return _integer(text, 0)
+
+
+def positive(text: str) -> int:
+    """An argparse type: an integer that is at least 1."""
+    return _integer(text, 1)
+
+
+def _integer(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if value is None or value < least:
+        raise argparse.ArgumentTypeError(f"expected an integer that is at least {least}, got {text!r}")
+    return value
+
+
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
     """`--json [FILE]`: absent is None, without a file is "-" (stdout). Hand the value to `write_json`."""
     parser.add_argument(
@@ -144,3 +164,14 @@ def compute_dtype(name: str | None) -> "jnp.dtype":
     if name is None:
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
+
+
+def add_marks_flag(parser: argparse.ArgumentParser) -> None:
+    """`--marks`: how accepted drafts are shown in a text; see `infer.marked_text`."""
+    parser.add_argument(
+        "--marks",
+        choices=["auto", "colour", "brackets", "none"],
+        default="auto",
+        help="how accepted drafts are shown: colour, ‹brackets›, or not; auto is colour where the terminal has it, "
+        "else brackets",
+    )

@@ -1,0 +1,115 @@
+"""Compare plain greedy decoding with speculative decoding, prompt by prompt, in one process.
+
+For each prompt and each number of drafts J: are the tokens identical, how many rounds, how many drafts accepted, how
+fast. Times are medians over repeats in which plain and speculative take turns; compiling is not counted. Examples:
+
+  python scripts/compare_decoding.py --show-text
+  python scripts/compare_decoding.py --checkpoint DIR --prompts prompts.jsonl --num-draft-tokens 1,3 --json out.json
+  python scripts/compare_decoding.py --checkpoint DIR --chat --num-draft-tokens 1
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import _cli
+
+from mtp_jax.errors import UserError
+
+PROMPTS = (
+    'def read_lines(path):\n    """Return the lines of a text file."""\n',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "import os\nimport sys\n\n\ndef main(argv=None):\n",
+)
+# The two questions of a published run of Qwen3.5-0.8B in PyTorch.
+QUESTIONS = ("用一句话介绍一下 Transformer。", "写一段 200 字的短文，介绍长江。")
+
+
+def draft_counts(text: str) -> list[int]:
+    counts = [_cli.count(item) for item in text.split(",")]
+    if len(set(counts)) < len(counts):
+        raise argparse.ArgumentTypeError(f"expected different numbers, got {text!r}")
+    return counts
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = _cli.Parser(prog="compare_decoding.py", description=__doc__)
+    _cli.add_checkpoint_flag(parser)
+    parser.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="one prompt a line or, in a .jsonl file, a row with prompt, prompt_ids or messages each "
+        "(default: three beginnings of Python code; with --chat, two questions)",
+    )
+    parser.add_argument("--chat", action="store_true", help="put texts as questions, in the chat template")
+    parser.add_argument(
+        "--num-draft-tokens", type=draft_counts, default="1,2,3", metavar="J,J,...", help="drafts a round"
+    )
+    parser.add_argument("--max-new-tokens", type=_cli.positive, default=120, metavar="N", help="for each prompt")
+    parser.add_argument("--repeats", type=_cli.positive, default=3, metavar="N", help="timed turns of each")
+    parser.add_argument("--show-text", action="store_true", help="print the texts too, accepted drafts marked")
+    _cli.add_dtype_flag(parser)
+    _cli.add_marks_flag(parser)
+    _cli.add_json_flag(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    folder = _cli.existing_checkpoint(args.checkpoint)
+    if args.prompts is not None and not args.prompts.is_file():
+        raise UserError(f"--prompts: expected a file, got {args.prompts}, which is not one")
+
+    from rich.console import Console  # after the flags are checked: these imports take seconds
+
+    from infer.comparison import compare, comparison_table
+    from infer.generator import Generator
+    from infer.marked_text import marked_text
+    from infer.prompts import prompt_from_text, read_prompts
+
+    dtype = _cli.compute_dtype(args.dtype)
+    generator = Generator.from_checkpoint(folder, dtype=dtype)
+    if args.prompts is not None:
+        prompts = read_prompts(args.prompts, generator.tokenizer, args.chat)
+    else:
+        texts = QUESTIONS if args.chat else PROMPTS
+        prompts = [prompt_from_text(text, generator.tokenizer, args.chat) for text in texts]
+
+    console = Console(highlight=False, soft_wrap=True)
+    quiet = args.json == "-"
+    generator.check([prompt.ids for prompt in prompts], args.max_new_tokens, max(args.num_draft_tokens))
+    results = []
+    for prompt in prompts:
+        comparisons = compare(generator, prompt.ids, args.num_draft_tokens, args.max_new_tokens, args.repeats)
+        results.append((prompt, comparisons))
+        if args.show_text and not quiet:
+            last = comparisons[-1]
+            console.rule(f"J = {last.num_draft_tokens}", style="dim")
+            console.print(prompt.text, style="dim", markup=False, end="")
+            console.print(marked_text(last.speculative, generator.tokenizer, console, args.marks))
+    if args.json is not None:
+        record = {
+            "checkpoint": str(folder),
+            "dtype": str(dtype),
+            "max_new_tokens": args.max_new_tokens,
+            "repeats": args.repeats,
+            "results": [
+                {"prompt": prompt.text, "num_prompt_tokens": len(prompt.ids), **comparison.record()}
+                for prompt, comparisons in results
+                for comparison in comparisons
+            ],
+        }
+        _cli.write_json(record, args.json)
+    if not quiet:
+        # Written to a file, a table need not fit into 80 columns.
+        wide = Console() if console.is_terminal else Console(width=120)
+        wide.print(comparison_table([(prompt.text, comparisons) for prompt, comparisons in results]))
+        for prompt, comparisons in results:
+            for comparison in comparisons:
+                if comparison.first_difference is not None:
+                    console.print(f"{prompt.text!r}: {comparison.describe_difference()}", markup=False)
+
+
+if __name__ == "__main__":
+    _cli.run(main)

@@ -1,0 +1,59 @@
+"""Comparing plain and speculative decoding."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from infer.comparison import Comparison, compare, comparison_table, distinct_ngrams, first_difference
+from infer.generator import Generation
+
+
+def test_compare_reports_each_number_of_drafts(generator, prompts):
+    one, three = compare(generator, prompts[0], [1, 3], 45, repeats=2)
+    assert (one.num_draft_tokens, three.num_draft_tokens) == (1, 3)
+    assert one.identical
+    assert three.identical
+    assert one.first_difference is None
+    record = three.record()
+    assert record["plain_tokens_per_second"] == one.plain.tokens_per_second
+    assert record["speedup"] == pytest.approx(record["tokens_per_second"] / record["plain_tokens_per_second"])
+    assert len(record["accepted_per_position"]) == 3
+
+
+@pytest.mark.parametrize("index", [0, 6])
+def test_first_difference_names_the_place_the_ids_and_the_logits(generator, prompts, index):
+    plain = generator.generate(prompts[:1], 45, 0)[0].tokens
+    other = [*plain[:index], (plain[index] + 1) % 61, *plain[index + 1 :]]
+    found = first_difference(generator, prompts[0], plain, other)
+    logits = generator.next_logits(prompts[0], index)
+    assert found is not None
+    assert found.record() == {
+        "index": index,
+        "ids": [plain[index], other[index]],
+        "logits": [float(logits[plain[index]]), float(logits[other[index]])],
+    }
+    assert found.plain_logit == logits.max()
+
+
+def test_the_end_of_one_continuation_is_a_difference(generator, prompts):
+    plain = generator.generate(prompts[:1], 45, 0)[0].tokens
+    found = first_difference(generator, prompts[0], plain, plain[:5])
+    assert found is not None
+    assert found.record()["ids"] == [plain[5], None]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "share"), [([1, 2, 3], None), ([1, 2, 3, 4], 1.0), ([7] * 8, 0.2), ([1, 2] * 4, 0.4)]
+)
+def test_distinct_ngrams(tokens, share):
+    assert distinct_ngrams(tokens, 4) == share
+
+
+def test_the_table_shows_a_prompt_as_it_is():
+    """Square brackets are markup to the terminal library, and common in code."""
+    generation = Generation([1] * 9, [False] * 9, None, "length", 4, 4, 4, [4], 0.5, 0.0)
+    out = io.StringIO()
+    table = comparison_table([("x[/b] =\n [0]", [Comparison(1, generation, generation, None)])])
+    Console(file=out, width=120).print(table)
+    assert "x[/b] = [0]" in out.getvalue()

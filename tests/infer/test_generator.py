@@ -1,0 +1,96 @@
+"""What a caller of the generator meets: checks, buckets, one compilation, statistics."""
+
+import jax
+import pytest
+
+from infer.generator import Generation, Generator, bucket
+from mtp_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("prompts", "kwargs", "message"),
+    [
+        ([[]], {}, "the prompt is empty"),
+        ([[1], []], {}, "prompt 1 is empty"),
+        ([[1, 61]], {}, "holds id 61; expected ids from 0 to 60"),
+        ([[-1]], {}, "holds id -1; expected ids from 0 to 60"),
+        ([[1]], {"num_draft_tokens": -1}, "draft tokens must be at least 0, got -1"),
+        ([[1]], {"max_new_tokens": -1}, "new tokens must be at least 0, got -1"),
+        ([[1] * 9], {"cache_length": 8}, "a prompt of 9 tokens does not fit into the cache of 8 tokens"),
+        ([[1] * 257], {}, "a prompt of 257 tokens does not fit into the cache of 256 tokens"),
+        ([[1]], {"cache_length": 257}, "between 1 and the model's max_position_embeddings 256, got 257"),
+        ([[1]], {"cache_length": 0}, "between 1 and the model's max_position_embeddings 256, got 0"),
+    ],
+)
+def test_bad_input_is_a_users_error(generator, prompts, kwargs, message):
+    with pytest.raises(UserError, match=message):
+        generator.generate(prompts, **{"max_new_tokens": 4, "num_draft_tokens": 0, **kwargs})
+
+
+def test_drafting_without_a_head_says_what_to_do(generator):
+    params = {name: value for name, value in generator.params.items() if name != "mtp"}
+    trunk = Generator(generator.model, params)
+    with pytest.raises(UserError, match=r"not --trunk-only, or decode plainly with --num-draft-tokens 0"):
+        trunk.generate([[1]], 4, 1)
+
+
+def test_no_prompts_give_no_generations(generator):
+    assert generator.generate([], 4, 3) == []
+
+
+def test_a_prompt_that_fills_the_cache_gets_no_token(generator):
+    (got,) = generator.generate([[1] * 64], 4, 3, cache_length=64)
+    assert (got.tokens, got.finish_reason, got.rounds, got.tokens_per_round) == ([], "length", 0, None)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, 64), (64, 64), (65, 128), (1000, 1024)])
+def test_bucket(size, expected):
+    assert bucket(size, 64) == expected
+
+
+def test_a_second_call_with_other_lengths_limits_and_end_ids_does_not_compile(generator, prompts):
+    generator.generate(prompts, 45, 3)
+    compiled = []
+
+    def listen(event, duration, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(kwargs)
+
+    other = Generator(generator.model, generator.params, end_ids=[5, 6])
+    other._programs = generator._programs
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        got = other.generate([[*prompt[:-1], 8, 9, 10] for prompt in prompts], 31, 3)
+        during = len(compiled)
+        jax.jit(lambda x: x + 1)(got[0].seconds)
+        assert len(compiled) > during, "the listener no longer hears of compilations"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert during == 0
+    assert len(got) == 4
+    assert got[0].compile_seconds < 0.1
+
+
+def test_record_has_the_documented_keys():
+    generation = Generation([5, 6, 7], [False, True, False], "abc", "length", 1, 1, 1, [1], 0.5, 2.0)
+    assert generation.record() == {
+        "text": "abc",
+        "tokens": [5, 6, 7],
+        "finish_reason": "length",
+        "rounds": 1,
+        "drafted": 1,
+        "accepted": 1,
+        "accepted_per_position": [1],
+        "tokens_per_round": 2.0,
+        "seconds": 0.5,
+        "tokens_per_second": 6.0,
+        "compile_seconds": 2.0,
+    }
+
+
+def test_next_logits_are_what_plain_decoding_chose_from(generator, prompts):
+    (plain,) = generator.generate(prompts[:1], 10, 0)
+    for index in (0, 1, 9):
+        assert int(generator.next_logits(prompts[0], index).argmax()) == plain.tokens[index]
+    (single,) = generator.generate([[9]], 1, 0)
+    assert int(generator.next_logits([9], 0).argmax()) == single.tokens[0]
