@@ -1,0 +1,63 @@
+"""Trains a model with its multi-token-prediction head, or continues a run that was stopped."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import _cli
+from _cli import UserError, run
+from configs import PRESETS
+from train.experiment import setting_lines
+
+EXAMPLES = """
+examples:
+  python scripts/train.py --config tiny --workdir runs/tiny
+  python scripts/train.py --config demo --workdir runs/notes --data ~/notes README.md --set steps=2000 seed=1
+
+The same command on a work directory that has checkpoints resumes there. Other values are then accepted for steps
+(upwards), log_every and checkpoint_every only.
+
+settings for --set:
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Parses the command line, trains, and reports the last row of metrics."""
+    presets = {name: make() for name, make in PRESETS.items()}
+    parser = _cli.Parser(
+        prog="train.py", description=__doc__, epilog=EXAMPLES + "\n".join(setting_lines(presets))
+    )
+    parser.add_argument("--config", required=True, choices=list(PRESETS), help="the experiment to start from")
+    parser.add_argument("--workdir", required=True, type=Path, metavar="DIR", help="the run's folder; made if need be")
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="PATH",
+        help="text files and folders to train on (every UTF-8 file in them); by default the standard library's sources",
+    )
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings, listed below"
+    )
+    _cli.add_json_flag(parser)
+    args = parser.parse_args(argv)
+
+    experiment = presets[args.config].override(args.set)
+    if args.data:
+        # Absolute, so that the run continues from any folder.
+        experiment = dataclasses.replace(experiment, data=tuple(str(Path(path).absolute()) for path in args.data))
+
+    from train.loop import train  # here and not above: `--help` and mistakes in flags should not wait for JAX
+    from train.progress import Progress
+
+    row = train(experiment, args.workdir, Progress())
+    if args.json:
+        _cli.write_json(row, args.json)
+    else:
+        shown = ", ".join(f"{key} {value}" for key, value in row.items())
+        print(f"{args.workdir}: {shown}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,232 @@
+"""The work directory: settings, tokenizer, what the data was, Orbax checkpoints, and how a run finds its place again.
+
+    config.json       the experiment's settings
+    tokenizer/        trained on the training documents before the first step
+    data.json         what the run trains on: counts, held-out names, a fingerprint
+    checkpoints/N/    Orbax: parameters, optimiser, counters, after step N
+    metrics.jsonl     one row a logged step
+
+Every file is written beside its final name and renamed, so that a run killed at any moment leaves none half-written;
+Orbax does the same with checkpoints.
+"""
+
+import json
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jaxtyping import PyTree
+
+from mtp_jax.config import ModelConfig
+from mtp_jax.errors import UserError
+from mtp_jax.mtp import MTPModel
+from train.experiment import Experiment
+from train.step import TrainState, initial_state
+
+
+class Counters(NamedTuple):
+    """The host's side of a checkpoint."""
+
+    step: int
+    tokens: int  # non-padding input tokens of all steps so far
+    position: int  # rows of the data consumed
+
+
+class Workdir:
+    """Paths of a work directory, and its small files. Nothing is written before `create`."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+        self.config = self.root / "config.json"
+        self.data = self.root / "data.json"
+        self.tokenizer = self.root / "tokenizer"
+        self.checkpoints = self.root / "checkpoints"
+        self.metrics = self.root / "metrics.jsonl"
+
+    def stored_experiment(self) -> Experiment | None:
+        """The settings the directory was made with; None if it is new or empty.
+
+        Raises:
+          UserError: if the path is a file, or holds something but no settings that can be read.
+        """
+        if self.root.exists() and not self.root.is_dir():
+            raise UserError(f"--workdir {self.root}: expected a folder, got a file")
+        if not self.config.is_file():
+            strangers = sorted(p.name for p in self.root.iterdir()) if self.root.is_dir() else []
+            # A first start killed while writing config.json leaves only its partial file.
+            if strangers and strangers != ["config.json.partial"]:
+                raise UserError(
+                    f"--workdir {self.root}: expected a new folder or one with a config.json, got {strangers[0]} in it"
+                )
+            return None
+        try:
+            settings = json.loads(self.config.read_text(encoding="utf-8"))
+            if not isinstance(settings, dict):
+                raise ValueError("not an object")
+            return Experiment.from_json(settings)
+        except ValueError as error:
+            raise UserError(f"{self.config}: expected a run's settings: {error}") from error
+
+    def check_continues(self, experiment: Experiment) -> None:
+        """Raises:
+        UserError: if the directory belongs to a run that `experiment` does not continue; names the differences.
+        """
+        stored = self.stored_experiment()
+        differences = stored.refused_changes(experiment) if stored else []
+        if differences:
+            raise UserError(f"--workdir {self.root} belongs to another run: {'; '.join(differences)}")
+
+    def create(self, experiment: Experiment) -> None:
+        """Makes the folder and writes the settings, if they changed."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        if self.stored_experiment() != experiment:
+            write_json(self.config, experiment.to_json())
+
+    def keep_rows_up_to(self, step: int) -> None:
+        """Drops the rows of metrics.jsonl past a step, and a last line cut short."""
+        if not self.metrics.exists():
+            return
+        lines = self.metrics.read_bytes().splitlines(keepends=True)
+        kept = []
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                break
+            if not line.endswith(b"\n") or row["step"] > step:
+                break
+            kept.append(line)
+        if len(kept) < len(lines):
+            replace_file(self.metrics, b"".join(kept))
+
+    def last_row(self) -> dict[str, Any]:
+        """The last row of metrics.jsonl; empty if there is none."""
+        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []
+        return json.loads(lines[-1]) if lines else {}
+
+    def append_row(self, row: dict[str, Any]) -> None:
+        """Adds one line to metrics.jsonl in a single write, numbers unrounded."""
+        with open(self.metrics, "ab", buffering=0) as file:
+            file.write((json.dumps(row, allow_nan=False) + "\n").encode("utf-8"))
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Writes a JSON file whole or not at all."""
+    replace_file(path, (json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8"))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+def save_folder(path: Path, write: Any) -> None:
+    """Calls `write(folder)` on a folder beside `path`, then renames it to `path`: whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    write(partial)
+    os.replace(partial, path)
+
+
+class Checkpoints:
+    """Saves and restores the training state. Orbax renames a checkpoint into place when it is complete."""
+
+    def __init__(self, workdir: Workdir, keep: int = 0) -> None:
+        # Its notes on every save would drown the progress.
+        logging.getLogger("absl").setLevel(logging.ERROR)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep or None, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(workdir.checkpoints.absolute(), options=options)
+
+    def latest(self) -> int | None:
+        """The last complete checkpoint's step; None if there is none."""
+        return self._manager.latest_step()
+
+    def save(self, state: TrainState, counters: Counters) -> None:
+        """Writes a checkpoint and returns when it is complete."""
+        rest = state._replace(params=None)._asdict()
+        del rest["params"]
+        self._manager.save(
+            counters.step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(state.params),
+                rest=ocp.args.StandardSave(rest),
+                counters=ocp.args.JsonSave(counters._asdict()),
+            ),
+            force=True,
+        )
+        self._manager.wait_until_finished()
+
+    def restore(self, step: int, like: TrainState) -> tuple[TrainState, Counters]:
+        """The state after `step`.
+
+        Args:
+          like: a state of the same shapes, such as `jax.eval_shape` gives.
+        """
+        rest = like._asdict()
+        params = rest.pop("params")
+        restored = self._manager.restore(
+            step,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardRestore(_on_device(params)),
+                rest=ocp.args.StandardRestore(_on_device(rest)),
+                counters=ocp.args.JsonRestore(),
+            ),
+        )
+        return TrainState(params=restored["params"], **restored["rest"]), Counters(**restored["counters"])
+
+    def restore_params(self, step: int, like: PyTree) -> PyTree:
+        """The parameters after `step`, without the optimiser."""
+        args = ocp.args.Composite(params=ocp.args.StandardRestore(_on_device(like)))
+        return self._manager.restore(step, args=args)["params"]
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, rising."""
+        return sorted(self._manager.all_steps())
+
+    def close(self) -> None:
+        """Ends Orbax's threads."""
+        self._manager.close()
+
+
+def _on_device(tree: PyTree) -> PyTree:
+    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
+def load_for_export(workdir: Path | str, step: int | None = None) -> tuple[ModelConfig, PyTree, Path]:
+    """What a run has learnt: the model's config, its float32 parameters, the tokenizer's folder.
+
+    Args:
+      step: of the checkpoint; the latest by default.
+
+    Raises:
+      UserError: if the folder is not a run's, or it has no such checkpoint.
+    """
+    folder = Workdir(workdir)
+    experiment = folder.stored_experiment()
+    if experiment is None:
+        raise UserError(f"--workdir {folder.root}: expected a training run's folder, found no config.json in it")
+    # Asked of the folder first: Orbax would create it.
+    checkpoints = Checkpoints(folder) if folder.checkpoints.is_dir() else None
+    have = checkpoints.steps() if checkpoints else []
+    if checkpoints is None or not have:
+        raise UserError(f"--workdir {folder.root}: expected a checkpoint, the run has none yet")
+    if step is not None and step not in have:
+        raise UserError(f"--step {step}: there is no such checkpoint (there are {', '.join(map(str, have))})")
+    config = experiment.model_config()
+    model = MTPModel(config=config, dtype=jnp.dtype(jnp.float32))
+    like = jax.eval_shape(lambda: initial_state(model, experiment).params)
+    try:
+        return config, checkpoints.restore_params(have[-1] if step is None else step, like), folder.tokenizer
+    finally:
+        checkpoints.close()

@@ -1,0 +1,252 @@
+"""Everything that settles a training run, as one flat frozen record that the command line can change by name."""
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Self, get_args, get_origin
+
+from mtp_jax.config import AttentionConfig, DeltaNetConfig, ModelConfig, interleaved
+from mtp_jax.errors import UserError
+
+# A work directory may be continued with other values of these; of `steps` only upwards.
+CHANGEABLE = ("steps", "log_every", "checkpoint_every")
+
+
+def _setting(default: Any, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A model, its data and how it is optimised. `meaning` in each field's metadata is what `--help` prints.
+
+    Raises:
+      UserError: if a setting is out of range or two settings contradict each other.
+    """
+
+    # The run.
+    steps: int = _setting(1000, "optimiser steps in all")
+    batch_size: int = _setting(8, "rows a step")
+    sequence_length: int = _setting(256, "tokens a row")
+    seed: int = _setting(0, "of the weights and of the order of the data")
+    dtype: str = _setting("auto", "of matrix products: float32, bfloat16, or auto (float32 on a CPU, else bfloat16)")
+    log_every: int = _setting(10, "steps from one row of metrics.jsonl to the next")
+    checkpoint_every: int = _setting(500, "steps from one checkpoint to the next")
+    keep_checkpoints: int = _setting(3, "latest checkpoints that are kept; 0 keeps all")
+    eval_every: int = _setting(0, "steps from one evaluation on the held-out documents to the next; 0: only at the end")
+
+    # The objective.
+    mtp_weights: tuple[float, ...] = _setting((0.3, 0.1), "weights of the MTP loss, in turn")
+    mtp_switch_tokens: tuple[int, ...] = _setting(
+        (1_000_000,), "tokens seen at which each weight after the first takes over"
+    )
+    cross_entropy_chunk: int = _setting(512, "tokens whose logits exist at one time")
+
+    # The optimiser.
+    learning_rate: float = _setting(3e-3, "peak of the learning rate")
+    warmup_steps: int = _setting(100, "steps of linear warm-up")
+    final_learning_rate: float = _setting(0.0, "where the cosine ends, as a fraction of the peak")
+    weight_decay: float = _setting(0.1, "decoupled, on matrices except the vocabulary's")
+    beta1: float = _setting(0.9, "AdamW's decay of the mean gradient")
+    beta2: float = _setting(0.95, "AdamW's decay of the mean squared gradient")
+    clip_norm: float = _setting(1.0, "global norm to which a larger gradient is scaled down")
+    max_skipped_steps: int = _setting(10, "steps without a finite loss and gradient, in a row, that end the run")
+
+    # The data.
+    data: tuple[str, ...] = _setting((), "files and folders; none: the standard library's sources (see --data)")
+    stdlib_files: tuple[str, ...] = _setting(
+        ("*",), "patterns of the standard library's files that are used; !pattern leaves files out"
+    )
+    held_out: tuple[str, ...] = _setting((), "patterns of files kept for evaluation, relative to their data path")
+
+    # The model.
+    vocab_size: int = _setting(2048, "tokens of the BPE that is trained first, and rows of the embedding")
+    width: int = _setting(192, "of the residual stream, D")
+    mlp_width: int = _setting(512, "hidden width of the MLPs, F")
+    num_layers: int = _setting(4, "layers of the trunk")
+    full_attention_interval: int = _setting(4, "every how many layers one is full attention")
+    num_heads: int = _setting(6, "query heads")
+    num_kv_heads: int = _setting(2, "key/value heads")
+    head_dim: int = _setting(32, "width of an attention head")
+    rotary_dim: int = _setting(8, "channels of a head that rotate")
+    rope_theta: float = _setting(10_000.0, "base of the rotary frequencies")
+    delta_v_heads: int = _setting(6, "DeltaNet value heads")
+    delta_k_heads: int = _setting(6, "DeltaNet key heads")
+    delta_head_k_dim: int = _setting(32, "width of a DeltaNet key")
+    delta_head_v_dim: int = _setting(32, "width of a DeltaNet value")
+    conv_width: int = _setting(4, "taps of DeltaNet's short convolution")
+    tie_embeddings: bool = _setting(True, "the embedding is the output matrix")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "log_every", "checkpoint_every", "cross_entropy_chunk", "clip_norm"):
+            self._require(name, getattr(self, name) > 0, "more than 0")
+        for name in ("keep_checkpoints", "eval_every", "warmup_steps", "learning_rate", "weight_decay"):
+            self._require(name, getattr(self, name) >= 0, "at least 0")
+        self._require("sequence_length", self.sequence_length >= 2, "at least 2")
+        self._require("max_skipped_steps", self.max_skipped_steps >= 1, "at least 1")
+        self._require("seed", 0 <= self.seed < 2**32, "between 0 and 2**32 - 1")
+        self._require("dtype", self.dtype in ("auto", "float32", "bfloat16"), "float32, bfloat16 or auto")
+        for name in ("beta1", "beta2"):
+            self._require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
+        self._require("final_learning_rate", 0 <= self.final_learning_rate <= 1, "between 0 and 1")
+        self._require(
+            "mtp_weights", bool(self.mtp_weights) and min(self.mtp_weights) >= 0, "one or more weights, none negative"
+        )
+        switches = self.mtp_switch_tokens
+        self._require(
+            "mtp_switch_tokens",
+            len(switches) == len(self.mtp_weights) - 1,
+            f"{len(self.mtp_weights) - 1} values, one fewer than mtp_weights",
+        )
+        rising = all(a < b for a, b in zip((-1, *switches), switches, strict=False))
+        self._require("mtp_switch_tokens", rising, "rising token counts")
+        for name in ("width", "mlp_width", "num_layers", "full_attention_interval"):
+            self._require(name, getattr(self, name) > 0, "more than 0")
+        try:
+            self.model_config()
+        except ValueError as error:
+            raise UserError(f"model settings: {error}") from error
+
+    def _require(self, name: str, holds: bool, expected: str) -> None:
+        value = getattr(self, name)
+        finite = not isinstance(value, float) or math.isfinite(value)
+        if not (holds and finite):
+            raise UserError(f"setting {name}: expected {expected}, got {_shown(value)}")
+
+    def model_config(self) -> ModelConfig:
+        """The model that this experiment trains."""
+        return ModelConfig(
+            vocab_size=self.vocab_size,
+            width=self.width,
+            mlp_width=self.mlp_width,
+            layer_types=interleaved(self.num_layers, self.full_attention_interval),
+            attention=AttentionConfig(
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                rotary_dim=self.rotary_dim,
+                rope_theta=self.rope_theta,
+            ),
+            delta=DeltaNetConfig(
+                num_v_heads=self.delta_v_heads,
+                num_k_heads=self.delta_k_heads,
+                head_k_dim=self.delta_head_k_dim,
+                head_v_dim=self.delta_head_v_dim,
+                conv_width=self.conv_width,
+            ),
+            tie_embeddings=self.tie_embeddings,
+        )
+
+    def override(self, assignments: Iterable[str]) -> Self:
+        """The same experiment with some settings changed; of two values for one setting the later counts.
+
+        Args:
+          assignments: `key=value` each. Lists are comma-separated.
+
+        Raises:
+          UserError: if one has no `=`, names no setting, or its value is not of the setting's type.
+        """
+        changed = {}
+        for assignment in assignments:
+            name, equals, text = assignment.partition("=")
+            if not equals:
+                raise UserError(f"--set {assignment}: expected key=value")
+            changed[name] = _parse(name, text)
+        return dataclasses.replace(self, **changed)
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings as JSON holds them."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_json(cls, settings: dict[str, Any]) -> Self:
+        """The experiment that `to_json` described.
+
+        Raises:
+          UserError: if there is a setting that this version does not have, or a value of another type.
+        """
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        values = {}
+        for name, value in settings.items():
+            if name not in known:
+                raise UserError(f"setting {name}: this version has no such setting")
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            # Paths may hold commas, so lists of text are taken as they are.
+            is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
+            values[name] = tuple(value) if is_texts else _parse(name, text)
+        return cls(**values)
+
+    def refused_changes(self, new: "Experiment") -> list[str]:
+        """What forbids to continue a run of this experiment as `new`: one line a setting."""
+        lines = []
+        for field in dataclasses.fields(self):
+            before, after = getattr(self, field.name), getattr(new, field.name)
+            allowed = field.name in CHANGEABLE and (field.name != "steps" or after >= before)
+            if before != after and not allowed:
+                lines.append(f"{field.name} is {_shown(before)} there and {_shown(after)} here")
+        return lines
+
+
+def setting_lines(presets: dict[str, Experiment]) -> list[str]:
+    """One line a setting: name, type, default (and the presets' own values), meaning."""
+    lines = []
+    for field in dataclasses.fields(Experiment):
+        values = [f"default {_shown(field.default)}"]
+        values += [
+            f"{name} {_shown(getattr(preset, field.name))}"
+            for name, preset in presets.items()
+            if getattr(preset, field.name) != field.default
+        ]
+        lines.append(f"  {field.name} ({_type_name(field.type)}; {'; '.join(values)})")
+        lines.append(f"      {field.metadata['meaning']}")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is tuple:
+        return f"{get_args(kind)[0].__name__}s"
+    return kind.__name__
+
+
+def _parse(name: str, text: str) -> Any:
+    kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Experiment)}
+    if name not in kinds:
+        close = difflib.get_close_matches(name, kinds, n=3, cutoff=0.5)
+        hint = f"; close: {', '.join(close)}" if close else "; train.py --help lists them"
+        raise UserError(f"setting {name}: there is no such setting{hint}")
+    kind = kinds[name]
+    try:
+        if get_origin(kind) is tuple:
+            item = get_args(kind)[0]
+            return tuple(_parse_one(item, part.strip()) for part in text.split(",") if part.strip())
+        return _parse_one(kind, text.strip())
+    except ValueError:
+        raise UserError(f"setting {name}: expected {_type_name(kind)}, got {text!r}") from None
+
+
+def _parse_one(kind: type, text: str) -> Any:
+    if kind is bool:
+        try:
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
+        except KeyError:
+            raise ValueError from None
+    if kind is int:
+        try:
+            return int(text)
+        except ValueError:
+            number = float(text)  # 3e6 is a handy way to write a token count.
+            if not number.is_integer():
+                raise ValueError from None
+            return int(number)
+    return kind(text)

@@ -1,0 +1,315 @@
+"""The training run, read from top to bottom: data, state, steps, metrics, checkpoints."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mtp_jax.errors import UserError
+from mtp_jax.mtp import MTPModel
+from mtp_jax.text import Tokenizer, train_bpe
+from train import data
+from train.checkpoint import Checkpoints, Counters, Workdir, save_folder, write_json
+from train.experiment import Experiment
+from train.objective import Losses
+from train.progress import Progress
+from train.schedules import mtp_weight
+from train.step import StepMetrics, TrainState, eval_step, initial_state, train_step
+
+
+def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[str, Any]:
+    """Trains until `experiment.steps`, from the work directory's last checkpoint if it has one. Returns the last row
+    of metrics.
+
+    A finished run is left as it is. SIGTERM and Ctrl-C save a checkpoint first (a second Ctrl-C does not wait).
+
+    Raises:
+      UserError: on bad data, a work directory of another run, or too many steps in a row without a finite loss.
+      KeyboardInterrupt: after Ctrl-C.
+    """
+    experiment = _with_dtype(experiment)
+    workdir = Workdir(root)
+    workdir.check_continues(experiment)
+    if workdir.checkpoints.is_dir() and Checkpoints(workdir).latest() == experiment.steps:
+        progress.say(f"{workdir.root}: already trained to step {experiment.steps}")
+        return workdir.last_row()
+    corpus = read_corpus(experiment, progress)
+    workdir.create(experiment)
+    tokenizer = _tokenizer(experiment, workdir, corpus, progress)
+    rows, held_out = _rows(experiment, workdir, corpus, tokenizer, progress)
+
+    model = MTPModel(config=experiment.model_config(), dtype=jnp.dtype(experiment.dtype))
+    checkpoints = Checkpoints(workdir, experiment.keep_checkpoints)
+    try:
+        latest = checkpoints.latest()
+        if latest is None:
+            state, counters = initial_state(model, experiment), Counters(0, 0, 0)
+        else:
+            like = jax.eval_shape(lambda: initial_state(model, experiment))
+            state, counters = checkpoints.restore(latest, like)
+            progress.say(f"continuing from step {counters.step}")
+        workdir.keep_rows_up_to(counters.step)
+        num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        progress.say(f"{num_parameters:,} parameters, {experiment.dtype}; compiling")
+        _run(experiment, model, state, counters, rows, held_out, workdir, checkpoints, progress)
+        return workdir.last_row()
+    finally:
+        checkpoints.close()
+
+
+class Corpus(NamedTuple):
+    """Documents as read."""
+
+    training: list[data.Document]
+    held_out: list[data.Document]
+    others: int  # files that are not text
+
+
+def read_corpus(experiment: Experiment, progress: Progress) -> Corpus:
+    """The experiment's documents, with a line in the log about them."""
+    if experiment.data:
+        documents, others = data.read_documents(experiment.data)
+        source = ", ".join(experiment.data)
+    else:
+        documents, others = data.read_standard_library(experiment.stdlib_files)
+        source = "standard library sources"
+    training, held_out = data.split_held_out(documents, experiment.held_out)
+    size = sum(len(document.text) for document in training)
+    progress.say(f"data: {source}: {len(training)} documents, {size:,} characters; {others} files are not UTF-8 text")
+    if held_out:
+        progress.say(f"held out: {' '.join(document.name for document in held_out)}")
+    return Corpus(training, held_out, others)
+
+
+def _with_dtype(experiment: Experiment) -> Experiment:
+    if experiment.dtype != "auto":
+        return experiment
+    return experiment.override(["dtype=" + ("float32" if jax.default_backend() == "cpu" else "bfloat16")])
+
+
+def _tokenizer(experiment: Experiment, workdir: Workdir, corpus: Corpus, progress: Progress) -> Tokenizer:
+    if not workdir.tokenizer.is_dir():
+        with progress.task("training the tokenizer"):
+            trained = train_bpe((document.text for document in corpus.training), experiment.vocab_size)
+        save_folder(workdir.tokenizer, trained.save)
+    tokenizer = Tokenizer.from_folder(workdir.tokenizer)
+    if tokenizer is None:
+        raise UserError(f"{workdir.tokenizer}: expected tokenizer.json, found none")
+    if len(tokenizer) > experiment.vocab_size:
+        raise UserError(
+            f"setting vocab_size: expected at least the tokenizer's {len(tokenizer)} tokens, got {experiment.vocab_size}"
+        )
+    return tokenizer
+
+
+def _rows(
+    experiment: Experiment, workdir: Workdir, corpus: Corpus, tokenizer: Tokenizer, progress: Progress
+) -> tuple[data.PackedRows, data.PackedRows | None]:
+    """Training rows and, if anything is held out, evaluation rows; also checks or writes data.json."""
+    record = {
+        "fingerprint": data.fingerprint(corpus.training + corpus.held_out),
+        "training_documents": len(corpus.training),
+        "held_out": [document.name for document in corpus.held_out],
+        "files_that_are_not_text": corpus.others,
+    }
+    if workdir.data.is_file():
+        stored = json.loads(workdir.data.read_text(encoding="utf-8"))
+        if stored["fingerprint"] != record["fingerprint"]:
+            raise UserError(f"--workdir {workdir.root}: the data has changed since the run began")
+    with progress.task("tokenizing", len(corpus.training)) as advance:
+        stream = data.tokenize(tokenizer, corpus.training, advance)
+    rows = data.PackedRows(stream, experiment.sequence_length, experiment.seed)
+    progress.say(f"{len(stream.tokens):,} tokens, {rows.rows_per_epoch:,} rows an epoch")
+    held_out = None
+    if corpus.held_out:
+        held_out_stream = data.tokenize(tokenizer, corpus.held_out)
+        held_out = data.PackedRows(held_out_stream, experiment.sequence_length, 0, shuffle=False)
+        record["held_out_tokens"] = len(held_out_stream.tokens)
+    if not workdir.data.is_file():
+        write_json(workdir.data, record | {"training_tokens": len(stream.tokens)})
+    return rows, held_out
+
+
+class _Pending(NamedTuple):
+    """A step that is under way on the device."""
+
+    counters: Counters  # after it
+    num_tokens: int
+    mtp_weight: float
+    metrics: StepMetrics
+
+
+def _run(
+    experiment: Experiment,
+    model: MTPModel,
+    state: TrainState,
+    counters: Counters,
+    rows: data.PackedRows,
+    held_out: data.PackedRows | None,
+    workdir: Workdir,
+    checkpoints: Checkpoints,
+    progress: Progress,
+) -> None:
+    """Steps from `counters` to the end. A step's metrics are fetched while the next step runs."""
+    example = rows.batch(counters.position, experiment.batch_size)
+    lower = train_step.lower(model, experiment, state, *example, np.float32(0.0))
+    compiled_step = lower.compile()  # ahead of time, so that no step's time has the compiler's in it
+
+    with _stop_requests() as stop_requested, progress.training(experiment.steps, counters.step) as show:
+        recorder = _Recorder(experiment, workdir, progress, show)
+        pending: _Pending | None = None
+        while counters.step < experiment.steps and not stop_requested():
+            batch = rows.batch(counters.position, experiment.batch_size)
+            weight = mtp_weight(experiment.mtp_weights, experiment.mtp_switch_tokens, counters.tokens)
+            state, metrics = compiled_step(state, *batch, np.float32(weight))
+            if pending:
+                recorder.settle(pending)
+            step, num_tokens = counters.step + 1, batch.num_tokens
+            counters = Counters(step, counters.tokens + num_tokens, counters.position + experiment.batch_size)
+            pending = _Pending(counters, num_tokens, weight, metrics)
+
+            is_last = step == experiment.steps
+            evaluates = held_out is not None and (is_last or _is_due(step, experiment.eval_every))
+            saves = is_last or _is_due(step, experiment.checkpoint_every) or stop_requested()
+            if evaluates or saves:
+                recorder.settle(pending, (lambda s=state: evaluate(experiment, model, s, held_out)) if evaluates else None)
+                pending = None
+            if saves:
+                # After its row, so that a checkpoint never stands without the rows before it.
+                with recorder.paused():
+                    checkpoints.save(state, counters)
+    if counters.step < experiment.steps:
+        progress.say(f"stopped after step {counters.step}; the same command continues")
+        if stop_requested() == signal.SIGINT:
+            raise KeyboardInterrupt
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def evaluate(
+    experiment: Experiment, model: MTPModel, state: TrainState, held_out: data.PackedRows
+) -> dict[str, float]:
+    """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`."""
+    sums = np.zeros(4)
+    counts = np.zeros(2)
+    for position in range(0, held_out.rows_per_epoch, experiment.batch_size):
+        num_rows = min(experiment.batch_size, held_out.rows_per_epoch - position)
+        batch = held_out.batch(position, num_rows)
+        # The last batch is filled up with padding, which has no targets, to keep one compiled shape.
+        filler = [(0, experiment.batch_size - num_rows), (0, 0)]
+        tokens, segment_ids = (np.pad(x, filler) for x in batch)
+        result: Losses = jax.device_get(
+            eval_step(model, state.params, tokens, segment_ids, experiment.cross_entropy_chunk)
+        )
+        means = (result.main_loss, result.mtp_loss, result.mtp_accuracy, result.mtp_agreement)
+        weights = (result.main_count, result.mtp_count)
+        sums += np.multiply(means, (weights[0], *weights[1:] * 3), dtype=np.float64)
+        counts += weights
+    main, *mtp = sums / np.maximum(np.array([counts[0], *counts[1:].repeat(3)]), 1)
+    names = ("eval_main_loss", "eval_mtp_loss", "eval_mtp_accuracy", "eval_mtp_agreement")
+    return dict(zip(names, map(float, (main, *mtp)), strict=True))
+
+
+class _Recorder:
+    """Waits for steps, watches over them and writes their rows. The clock counts training only."""
+
+    def __init__(
+        self, experiment: Experiment, workdir: Workdir, progress: Progress, show: Callable[..., None]
+    ) -> None:
+        self._experiment = experiment
+        self._workdir = workdir
+        self._progress = progress
+        self._show = show
+        self._window_tokens = 0
+        self._window_start = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keeps what happens inside out of tokens_per_second."""
+        begin = time.perf_counter()
+        yield
+        self._window_start += time.perf_counter() - begin
+
+    def settle(self, pending: _Pending, evaluation: Callable[[], dict[str, float]] | None = None) -> None:
+        """Waits for a step's metrics and writes its row if one is due.
+
+        Raises:
+          UserError: if too many steps in a row had no finite loss and gradient.
+        """
+        metrics: StepMetrics = jax.device_get(pending.metrics)
+        now = time.perf_counter()
+        step = pending.counters.step
+        self._window_tokens += pending.num_tokens
+        if metrics.skipped_in_a_row:
+            self._progress.say(f"step {step}: loss or gradient is not finite; skipped ({metrics.skipped} so far)")
+        if metrics.skipped_in_a_row >= self._experiment.max_skipped_steps:
+            raise UserError(
+                f"step {step}: {metrics.skipped_in_a_row} steps in a row without a finite loss and gradient; "
+                "lower learning_rate, or look at the data"
+            )
+        row = None
+        if evaluation or step == self._experiment.steps or step % self._experiment.log_every == 0:
+            row = self._row(pending, metrics, self._window_tokens / (now - self._window_start))
+            self._window_tokens, self._window_start = 0, now
+            if evaluation:
+                with self.paused():
+                    row |= evaluation()
+            self._workdir.append_row({key: _finite_or_none(value) for key, value in row.items()})
+        self._show(step, row)
+
+    def _row(self, pending: _Pending, metrics: StepMetrics, tokens_per_second: float) -> dict[str, Any]:
+        return {
+            "step": pending.counters.step,
+            "tokens": pending.counters.tokens,
+            "loss": float(metrics.losses.loss),
+            "main_loss": float(metrics.losses.main_loss),
+            "mtp_loss": float(metrics.losses.mtp_loss),
+            "mtp_weight": pending.mtp_weight,
+            "mtp_accuracy": float(metrics.losses.mtp_accuracy),
+            "mtp_agreement": float(metrics.losses.mtp_agreement),
+            "learning_rate": float(metrics.learning_rate),
+            "grad_norm": float(metrics.grad_norm),
+            "tokens_per_second": tokens_per_second,
+        }
+
+
+def _finite_or_none(value: Any) -> Any:
+    """JSON has no NaN: a skipped step's figures are null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], int]]:
+    """Yields a function that tells which of SIGTERM and SIGINT has come, 0 before.
+
+    The signal only leaves a mark, so that the step under way and its checkpoint are finished; a second one acts as
+    it would without us.
+    """
+    received = 0
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def mark(number: int, _frame: Any) -> None:
+        nonlocal received
+        received = number
+        restore()
+
+    for number in previous:
+        signal.signal(number, mark)
+    try:
+        yield lambda: received
+    finally:
+        restore()
