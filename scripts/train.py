@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import _cli
-from _cli import UserError, run
+from _cli import run
+
 from configs import PRESETS
 from train.experiment import setting_lines
 
@@ -24,9 +25,7 @@ settings for --set:
 def main(argv: Sequence[str] | None = None) -> None:
     """Parses the command line, trains, and reports the last row of metrics."""
     presets = {name: make() for name, make in PRESETS.items()}
-    parser = _cli.Parser(
-        prog="train.py", description=__doc__, epilog=EXAMPLES + "\n".join(setting_lines(presets))
-    )
+    parser = _cli.Parser(prog="train.py", description=__doc__, epilog=EXAMPLES + "\n".join(setting_lines(presets)))
     parser.add_argument("--config", required=True, choices=list(PRESETS), help="the experiment to start from")
     parser.add_argument("--workdir", required=True, type=Path, metavar="DIR", help="the run's folder; made if need be")
     parser.add_argument(

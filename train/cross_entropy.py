@@ -35,19 +35,18 @@ def weighted_cross_entropy(
       total, differentiable in hidden, kernel and weights; the tokens' losses in nats and their argmax ids (the first
       of equals), both without a gradient. All losses are float32.
     """
-    total, losses, best = _weighted(hidden, kernel, labels, weights, chunk)
+    total, losses, best = _weighted(hidden, kernel, labels, weights, chunk)  # pyright: ignore[reportGeneralTypeIssues]
     return total, jax.lax.stop_gradient(losses), best
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _weighted(hidden, kernel, labels, weights, chunk):
-    (total, losses, best), _ = _scan(hidden, kernel, labels, weights, chunk, with_gradient=False)
-    return total, losses, best
+    return _scan(hidden, kernel, labels, weights, chunk, with_gradient=False)[:3]
 
 
 def _forward(hidden, kernel, labels, weights, chunk):
-    outputs, (d_hidden, d_kernel) = _scan(hidden, kernel, labels, weights, chunk, with_gradient=True)
-    return outputs, (d_hidden, d_kernel.astype(kernel.dtype), outputs[1])
+    *outputs, d_hidden, d_kernel = _scan(hidden, kernel, labels, weights, chunk, with_gradient=True)
+    return tuple(outputs), (d_hidden, d_kernel, outputs[1])
 
 
 def _backward(chunk, residuals, cotangents):
@@ -64,8 +63,9 @@ def _backward(chunk, residuals, cotangents):
 _weighted.defvjp(_forward, _backward)
 
 
-def _scan(hidden, kernel, labels, weights, chunk, *, with_gradient):
-    num_tokens, width = hidden.shape
+def _scan(hidden, kernel, labels, weights, chunk, *, with_gradient) -> tuple[Array, ...]:
+    """total, losses, best; with_gradient: also the gradients of total in hidden and kernel."""
+    num_tokens = hidden.shape[0]
     chunk = min(chunk, num_tokens)
     num_chunks = -(-num_tokens // chunk)
 
@@ -97,5 +97,5 @@ def _scan(hidden, kernel, labels, weights, chunk, *, with_gradient):
     start = jnp.zeros(kernel.shape if with_gradient else (), jnp.float32)
     d_kernel, per_chunk = jax.lax.scan(body, start, (chunks(hidden), chunks(labels), chunks(weights)))
     losses, best, *d_hidden = (x.reshape(-1, *x.shape[2:])[:num_tokens] for x in per_chunk)
-    outputs = (jnp.sum(losses * weights), losses, best.astype(labels.dtype))
-    return outputs, (d_hidden[0], d_kernel) if with_gradient else (None, None)
+    total = jnp.sum(losses * weights)
+    return total, losses, best.astype(labels.dtype), *d_hidden, d_kernel.astype(kernel.dtype)

@@ -130,14 +130,10 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     """
     wanted = [pattern for pattern in patterns if not pattern.startswith("!")]
     unwanted = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
-    return any(fnmatch.fnmatchcase(name, p) for p in wanted) and not any(
-        fnmatch.fnmatchcase(name, p) for p in unwanted
-    )
+    return any(fnmatch.fnmatchcase(name, p) for p in wanted) and not any(fnmatch.fnmatchcase(name, p) for p in unwanted)
 
 
-def split_held_out(
-    documents: Sequence[Document], patterns: Sequence[str]
-) -> tuple[list[Document], list[Document]]:
+def split_held_out(documents: Sequence[Document], patterns: Sequence[str]) -> tuple[list[Document], list[Document]]:
     """Documents to train on, and those whose name matches the patterns.
 
     Raises:

@@ -5,7 +5,7 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 from mtp_jax.config import AttentionConfig, DeltaNetConfig, ModelConfig, interleaved
 from mtp_jax.errors import UserError
@@ -139,7 +139,7 @@ class Experiment:
             tie_embeddings=self.tie_embeddings,
         )
 
-    def override(self, assignments: Iterable[str]) -> Self:
+    def override(self, assignments: Iterable[str]) -> "Experiment":
         """The same experiment with some settings changed; of two values for one setting the later counts.
 
         Args:
@@ -159,12 +159,11 @@ class Experiment:
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON holds them."""
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in dataclasses.asdict(self).items()
+            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
         }
 
     @classmethod
-    def from_json(cls, settings: dict[str, Any]) -> Self:
+    def from_json(cls, settings: dict[str, Any]) -> "Experiment":
         """The experiment that `to_json` described.
 
         Raises:

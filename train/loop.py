@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,7 +106,8 @@ def _tokenizer(experiment: Experiment, workdir: Workdir, corpus: Corpus, progres
         raise UserError(f"{workdir.tokenizer}: expected tokenizer.json, found none")
     if len(tokenizer) > experiment.vocab_size:
         raise UserError(
-            f"setting vocab_size: expected at least the tokenizer's {len(tokenizer)} tokens, got {experiment.vocab_size}"
+            f"setting vocab_size: expected at least {len(tokenizer)}, which the tokenizer in {workdir.tokenizer} has, "
+            f"got {experiment.vocab_size}"
         )
     return tokenizer
 
@@ -177,10 +179,12 @@ def _run(
             pending = _Pending(counters, num_tokens, weight, metrics)
 
             is_last = step == experiment.steps
-            evaluates = held_out is not None and (is_last or _is_due(step, experiment.eval_every))
-            saves = is_last or _is_due(step, experiment.checkpoint_every) or stop_requested()
-            if evaluates or saves:
-                recorder.settle(pending, (lambda s=state: evaluate(experiment, model, s, held_out)) if evaluates else None)
+            saves = is_last or _is_due(step, experiment.checkpoint_every) or bool(stop_requested())
+            evaluation = None
+            if held_out is not None and (is_last or _is_due(step, experiment.eval_every)):
+                evaluation = partial(evaluate, experiment, model, state, held_out)
+            if evaluation or saves:
+                recorder.settle(pending, evaluation)
                 pending = None
             if saves:
                 # After its row, so that a checkpoint never stands without the rows before it.
@@ -196,9 +200,7 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def evaluate(
-    experiment: Experiment, model: MTPModel, state: TrainState, held_out: data.PackedRows
-) -> dict[str, float]:
+def evaluate(experiment: Experiment, model: MTPModel, state: TrainState, held_out: data.PackedRows) -> dict[str, float]:
     """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`."""
     sums = np.zeros(4)
     counts = np.zeros(2)
@@ -223,9 +225,7 @@ def evaluate(
 class _Recorder:
     """Waits for steps, watches over them and writes their rows. The clock counts training only."""
 
-    def __init__(
-        self, experiment: Experiment, workdir: Workdir, progress: Progress, show: Callable[..., None]
-    ) -> None:
+    def __init__(self, experiment: Experiment, workdir: Workdir, progress: Progress, show: Callable[..., None]) -> None:
         self._experiment = experiment
         self._workdir = workdir
         self._progress = progress

@@ -101,8 +101,8 @@ def losses(
         loss=main_loss + mtp_weight * mtp_loss,
         main_loss=main_loss,
         mtp_loss=mtp_loss,
-        mtp_accuracy=jnp.sum((head_best == second_tokens) * mtp_weights),
-        mtp_agreement=jnp.sum((head_best == trunk_best_there) * mtp_weights),
+        mtp_accuracy=jnp.sum(jnp.where(head_best == second_tokens, mtp_weights, 0.0)),
+        mtp_agreement=jnp.sum(jnp.where(head_best == trunk_best_there, mtp_weights, 0.0)),
         main_count=main_count,
         mtp_count=mtp_count,
     )

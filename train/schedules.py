@@ -15,7 +15,7 @@ def mtp_weight(weights: tuple[float, ...], switch_tokens: tuple[int, ...], token
 
 
 def learning_rate_schedule(experiment: Experiment) -> optax.Schedule:
-    """Step (from 0) -> learning rate: W steps of linear warm-up, then a cosine that reaches its end after the last step.
+    """Step (from 0) -> learning rate: W steps of linear warm-up, then a cosine that ends after the last step.
 
         lr(s) = peak (s + 1) / (W + 1)                                      s <= W
         lr(s) = peak (f + (1 - f) (1 + cos(pi (s - W) / (steps - W))) / 2)  s > W, with f the final fraction
