@@ -6,7 +6,6 @@ not.
 """
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -31,8 +30,6 @@ USER_ERROR = 2
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError`, 130 when interrupted."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:
         main(argv)
         sys.stdout.flush()
@@ -40,9 +37,8 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        # At once: an ordinary exit takes modules down under compiler threads that still run, and crashes.
-        os._exit(INTERRUPTED)
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader (`head`, say) has left. Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -116,8 +112,7 @@ def _writable(target: str) -> str:
 
 def write_json(record: dict[str, Any], target: str) -> None:
     """Writes one JSON object to a file (under another name first, then renamed) or, for "-", to stdout."""
-    ascii_only = target == "-" and "utf" not in (sys.stdout.encoding or "").lower()
-    text = json.dumps(record, ensure_ascii=ascii_only, allow_nan=False, indent=2) + "\n"
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
         return

@@ -1,0 +1,75 @@
+"""Write a model's logits and hidden states for given token ids, to compare with another implementation."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from _cli import Parser, add_checkpoint_flag, add_dtype_flag, compute_dtype, existing_checkpoint, run
+
+from mtp_jax.errors import UserError
+
+DESCRIPTION = """\
+Write a model's logits and hidden states for given token ids [B, T]; all arrays are float32:
+
+  main_logits        [B,T,vocab]    of the trunk
+  hidden             [B,T,D]        of the trunk, after the final norm
+  hidden_before_norm [B,T,D]
+  mtp_logits         [B,T-1,vocab]  of the head: entry t reads hidden[t] and the embedding of ids[t+1]
+  chained_logits     [B,4,vocab]    of the head after the last position, run on its own output and drafts;
+                                    entry 0 reads hidden[T-1] and the trunk's own greedy token
+
+No id is masked. With --trunk-only, or without a head, the last two are left out.
+
+Example:
+  python -c "import numpy as np; np.save('ids.npy', np.arange(65)[None])"
+  python scripts/dump_logits.py --ids ids.npy --out logits.npz
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    arguments = parse(argv)
+    # After parsing: `--help` and mistakes in flags should not wait for jax.
+    import numpy as np
+
+    from infer.logits import all_logits, check_ids
+    from mtp_jax.hf import load_checkpoint, read_config
+    from mtp_jax.mtp import MTPModel
+
+    folder = existing_checkpoint(arguments.checkpoint)
+    try:
+        # Not np.load: that would open archives too.
+        with open(arguments.ids, "rb") as file:
+            ids = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"--ids {arguments.ids}: expected a .npy file of integers: {error}") from error
+    check_ids(ids, read_config(folder).vocab_size)
+    dtype = compute_dtype(arguments.dtype)
+    checkpoint = load_checkpoint(folder, arguments.trunk_only, dtype)
+    result = all_logits(MTPModel(checkpoint.config, dtype), checkpoint.params, ids)
+    partial = arguments.out.with_name(arguments.out.name + ".partial")
+    try:
+        with open(partial, "wb") as file:
+            np.savez(file, allow_pickle=False, **result)
+        os.replace(partial, arguments.out)
+    except OSError as error:
+        raise UserError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(description=DESCRIPTION)
+    add_checkpoint_flag(parser)
+    parser.add_argument("--ids", type=Path, required=True, metavar="FILE.npy", help="integers of shape [B, T]")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="file to write")
+    parser.add_argument("--trunk-only", action="store_true", help="load the checkpoint without its MTP head")
+    add_dtype_flag(parser)
+    arguments = parser.parse_args(argv)
+    if arguments.out.is_dir() or not arguments.out.absolute().parent.is_dir():
+        parser.error(f"--out: expected a file in an existing folder, got {arguments.out}")
+    return arguments
+
+
+if __name__ == "__main__":
+    run(main)
