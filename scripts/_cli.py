@@ -6,6 +6,7 @@ not.
 """
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -30,6 +31,8 @@ USER_ERROR = 2
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError`, 130 when interrupted."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:
         main(argv)
         sys.stdout.flush()
@@ -37,8 +40,9 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+        print("interrupted", file=sys.stderr, flush=True)
+        # At once: an ordinary exit takes modules down under compiler threads that still run, and crashes.
+        os._exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader (`head`, say) has left. Python would complain once more when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -112,7 +116,8 @@ def _writable(target: str) -> str:
 
 def write_json(record: dict[str, Any], target: str) -> None:
     """Writes one JSON object to a file (under another name first, then renamed) or, for "-", to stdout."""
-    text = json.dumps(record, ensure_ascii=False, allow_nan=False, indent=2) + "\n"
+    ascii_only = target == "-" and "utf" not in (sys.stdout.encoding or "").lower()
+    text = json.dumps(record, ensure_ascii=ascii_only, allow_nan=False, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
         return

@@ -1,5 +1,7 @@
 """What a caller of the generator meets: checks, buckets, one compilation, statistics."""
 
+import copy
+
 import jax
 import pytest
 
@@ -56,8 +58,8 @@ def test_a_second_call_with_other_lengths_limits_and_end_ids_does_not_compile(ge
         if event == "/jax/core/compile/backend_compile_duration":
             compiled.append(kwargs)
 
-    other = Generator(generator.model, generator.params, end_ids=[5, 6])
-    other._programs = generator._programs
+    other = copy.copy(generator)
+    other.end_ids = frozenset([5, 6])
     jax.monitoring.register_event_duration_secs_listener(listen)
     try:
         got = other.generate([[*prompt[:-1], 8, 9, 10] for prompt in prompts], 31, 3)

@@ -1,5 +1,6 @@
 """Speculation equals plain decoding, whatever the drafter; limits, end ids, counts, the carry."""
 
+import copy
 import itertools
 import re
 
@@ -9,7 +10,6 @@ import numpy as np
 import pytest
 from scripted import scripted_drafter, simulate
 
-from infer.generator import Generator
 from infer.speculative import RUNNING, Limits, check_can_draft, decode, prefill
 from mtp_jax.mtp import MTPModel
 
@@ -58,8 +58,7 @@ def test_rows_accept_any_number_of_drafts_in_any_order(generator, num_drafts):
     drafter = scripted_drafter(truth, scripts, 61)
     # No end id; then one that most rows meet somewhere: inside drafts, as a correction, as a first token.
     for limit, end_ids in [(40, ()), (40, (truth[0][7], truth[1][0], truth[2][20])), (13, (truth[3][12],))]:
-        ending = Generator(generator.model, generator.params, end_ids=end_ids)
-        ending._programs = generator._programs
+        ending = with_end_ids(generator, end_ids)
         got = ending.generate(prompts, limit, num_drafts, drafter=drafter)
         for row, expected in zip(got, map(simulate_row, truth, scripts), strict=True):
             assert {key: getattr(row, key) for key in REPORTED} == expected(num_drafts, limit, end_ids)
@@ -67,6 +66,13 @@ def test_rows_accept_any_number_of_drafts_in_any_order(generator, num_drafts):
 
 def simulate_row(truth, script):
     return lambda num_drafts, limit, end_ids: simulate(truth, script, num_drafts, limit, end_ids)
+
+
+def with_end_ids(generator, end_ids):
+    """The same generator, compiled programs and all, with other end ids."""
+    other = copy.copy(generator)
+    other.end_ids = frozenset(end_ids)
+    return other
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +103,7 @@ def test_the_token_limit_is_never_overshot(generator, perfect, limit):
 @pytest.mark.parametrize("end_index", range(10))
 def test_an_end_id_ends_the_row_wherever_it_falls(generator, perfect, end_index):
     prompt, truth, drafter = perfect
-    ending = Generator(generator.model, generator.params, end_ids=[truth[end_index], 60])
-    ending._programs = generator._programs
+    ending = with_end_ids(generator, [truth[end_index], 60])
     (got,) = ending.generate([prompt], 45, 3, drafter=drafter)
     assert {key: getattr(got, key) for key in REPORTED} == simulate(truth, [3], 3, 45, ending.end_ids)
     assert got.finish_reason == "stop"

@@ -1,6 +1,7 @@
 """How a command line ends, and where its results go."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,13 +28,29 @@ def test_a_users_mistake_is_one_line_and_status_2(cli, capsys):
     assert capsys.readouterr().err == "error: expected this, got that\n"
 
 
-def test_an_interruption_is_status_130(cli):
-    def main(argv):
-        raise KeyboardInterrupt
+def run_python(code, **environment):
+    """The code in a Python of its own, where `_cli` is imported as scripts do it."""
+    code = "import sys; sys.path.insert(0, 'scripts'); import _cli\n" + code
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, **environment})
 
-    with pytest.raises(SystemExit) as end:
-        cli.run(main, [])
-    assert end.value.code == 130
+
+def test_an_interruption_is_status_130():
+    done = run_python("def main(argv): raise KeyboardInterrupt\n_cli.run(main)")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_reader_that_left_is_no_traceback():
+    code = "import os\ndef main(argv):\n  r, w = os.pipe(); os.close(r); os.dup2(w, 1); print('x')"
+    done = run_python(code + "\n_cli.run(main)")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_an_output_that_lacks_a_character_gets_the_rest():
+    code = "def main(argv): print('a\u6c5f'); _cli.write_json({'text': '\u6c5f'}, '-')\n_cli.run(main)"
+    done = run_python(code, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout == 'a\\u6c5f\n{\n  "text": "\\u6c5f"\n}\n'
 
 
 def test_a_wrong_flag_is_one_line_and_status_2(cli, capsys):
@@ -70,6 +87,5 @@ def test_write_json_leaves_only_the_file(cli, tmp_path):
 
 
 def test_scripts_do_not_hide_the_package_train(tmp_path):
-    code = "import sys; sys.path.insert(0, 'scripts'); import _cli, train; print(train.__file__)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = run_python("import train; print(train.__file__)")
     assert done.stdout.strip() == str(ROOT / "train" / "__init__.py")
