@@ -96,22 +96,31 @@ def compare(
     plain, *others = (
         replace(generation, seconds=statistics.median(taken)) for generation, taken in zip(warm, seconds, strict=True)
     )
+    cache_length = generator.cache_length([prompt], max_new_tokens)
     return [
-        Comparison(j, plain, other, first_difference(generator, prompt, plain.tokens, other.tokens))
+        Comparison(j, plain, other, first_difference(generator, prompt, plain.tokens, other.tokens, cache_length))
         for j, other in zip(num_draft_tokens, others, strict=True)
     ]
 
 
 def first_difference(
-    generator: Generator, prompt: Sequence[int], plain: Sequence[int], speculative: Sequence[int]
+    generator: Generator,
+    prompt: Sequence[int],
+    plain: Sequence[int],
+    speculative: Sequence[int],
+    cache_length: int | None = None,
 ) -> FirstDifference | None:
-    """The first place where two continuations of a prompt differ; None if they are the same."""
+    """The first place where two continuations of a prompt differ; None if they are the same.
+
+    Args:
+      cache_length: that of the two, since in bfloat16 another one may round differently.
+    """
     same = 0
     while same < min(len(plain), len(speculative)) and plain[same] == speculative[same]:
         same += 1
     if same == len(plain) == len(speculative):
         return None
-    logits = generator.next_logits(prompt, same)
+    logits = generator.next_logits(prompt, same, cache_length=cache_length)
     ids = [tokens[same] if same < len(tokens) else None for tokens in (plain, speculative)]
     values = [None if i is None else float(logits[i]) for i in ids]
     return FirstDifference(same, *ids, *values)
@@ -123,6 +132,28 @@ def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
     return len(set(ngrams)) / len(ngrams) if ngrams else None
 
 
+def totals(results: Sequence[Sequence[Comparison]]) -> list[dict[str, Any]]:
+    """Over all prompts, for each J: shares and tokens a round of all rounds together, the median speedup."""
+    rows = []
+    for comparisons in zip(*results, strict=True):
+        runs = [c.speculative for c in comparisons]
+        rounds, drafted = sum(g.rounds for g in runs), sum(g.drafted for g in runs)
+        accepted = sum(g.accepted for g in runs)
+        rows.append(
+            {
+                "num_draft_tokens": comparisons[0].num_draft_tokens,
+                "rounds": rounds,
+                "drafted": drafted,
+                "accepted": accepted,
+                "accepted_share": accepted / drafted if drafted else None,
+                "tokens_per_round": sum(len(g.tokens) - 1 for g in runs) / rounds if rounds else None,
+                "speedup": statistics.median(c.speedup for c in comparisons),
+                "identical": all(c.identical for c in comparisons),
+            }
+        )
+    return rows
+
+
 def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]]) -> Table:
     """A row for plain decoding of each prompt, and one for each J."""
     caption = (
@@ -132,7 +163,7 @@ def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]]) -> Tab
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
     table.add_column("prompt", max_width=20, no_wrap=True)
     for heading in ("J", "tokens", "rounds", "a round", "accepted", "by position", "tokens/s", "speedup"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("identical")
     table.add_column("distinct", justify="right")
     for prompt, comparisons in results:
@@ -141,6 +172,20 @@ def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]]) -> Tab
         for c in comparisons:
             _add_row(table, "", c.num_draft_tokens, c.speculative, f"{c.speedup:.2f}", "yes" if c.identical else "no")
         table.add_section()
+    for row in totals([comparisons for _, comparisons in results]):
+        table.add_row(
+            "all prompts" if row["num_draft_tokens"] == results[0][1][0].num_draft_tokens else "",
+            str(row["num_draft_tokens"]),
+            "",
+            str(row["rounds"]),
+            "-" if row["tokens_per_round"] is None else f"{row['tokens_per_round']:.2f}",
+            f"{row['accepted']}/{row['drafted']}",
+            "-" if row["accepted_share"] is None else f"{row['accepted_share']:.2f} of all",
+            "",
+            f"{row['speedup']:.2f}",
+            "yes" if row["identical"] else "no",
+            "",
+        )
     return table
 
 

@@ -160,7 +160,7 @@ class Generator:
         self.check(prompts, max_new_tokens, num_draft_tokens)
         if not prompts:
             return []
-        cache_length = self._cache_length(prompts, max_new_tokens, cache_length)
+        cache_length = self.cache_length(prompts, max_new_tokens, cache_length)
         carry, seconds, compile_seconds = self._run(prompts, max_new_tokens, num_draft_tokens, cache_length, drafter)
         # Everything but the caches, in one transfer.
         host = jax.device_get((carry.num_new, carry.finish, carry.tokens, carry.from_draft, carry.statistics))
@@ -177,7 +177,7 @@ class Generator:
         Not masked by the tokenizer's length.
         """
         self.check([prompt], num_new, 0)
-        cache_length = self._cache_length([prompt], num_new, cache_length)
+        cache_length = self.cache_length([prompt], num_new, cache_length)
         if num_new:
             carry, *_ = self._run([prompt], num_new, 0, cache_length, draft_with_head)
         else:
@@ -293,7 +293,14 @@ class Generator:
             if outside is not None:
                 raise UserError(f"{where} holds id {outside}; expected ids from 0 to {vocab - 1}, the vocabulary")
 
-    def _cache_length(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, cache_length: int | None) -> int:
+    def cache_length(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, cache_length: int | None = None
+    ) -> int:
+        """The cache length that `generate` uses: the given one, checked, or else the default for these prompts.
+
+        Raises:
+          UserError: the given one is out of range, or a prompt does not fit.
+        """
         longest = max(map(len, prompts))
         most = self.model.config.max_position_embeddings
         if cache_length is None:

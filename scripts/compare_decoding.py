@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from rich.console import Console  # after the flags are checked: these imports take seconds
 
-    from infer.comparison import compare, comparison_table
+    from infer.comparison import compare, comparison_table, totals
     from infer.generator import Generator
     from infer.marked_text import marked_text
     from infer.prompts import prompt_from_text, read_prompts
@@ -80,8 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet = args.json == "-"
     generator.check([prompt.ids for prompt in prompts], args.max_new_tokens, max(args.num_draft_tokens))
     results = []
-    for prompt in prompts:
-        comparisons = compare(generator, prompt.ids, args.num_draft_tokens, args.max_new_tokens, args.repeats)
+    progress = Console(stderr=True)
+    for number, prompt in enumerate(prompts, 1):
+        with progress.status(f"prompt {number} of {len(prompts)}"):
+            comparisons = compare(generator, prompt.ids, args.num_draft_tokens, args.max_new_tokens, args.repeats)
         results.append((prompt, comparisons))
         if args.show_text and not quiet:
             last = comparisons[-1]
@@ -99,11 +101,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 for prompt, comparisons in results
                 for comparison in comparisons
             ],
+            "totals": totals([comparisons for _, comparisons in results]),
         }
         _cli.write_json(record, args.json)
     if not quiet:
-        # Written to a file, a table need not fit into 80 columns.
-        wide = Console() if console.is_terminal else Console(width=120)
+        # Written to a file, a table need not fit into a terminal.
+        wide = Console() if console.is_terminal else Console(width=130)
         wide.print(comparison_table([(prompt.text, comparisons) for prompt, comparisons in results]))
         for prompt, comparisons in results:
             for comparison in comparisons:

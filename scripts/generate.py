@@ -68,13 +68,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     ids = parse_ids(args.prompt_ids) if args.prompt_ids is not None else None
     text = read_prompt_file(args.prompt_file) if args.prompt_file is not None else args.prompt
-    generator = Generator.from_checkpoint(folder, dtype=_cli.compute_dtype(args.dtype), trunk_only=args.trunk_only)
+    progress = Console(stderr=True)
+    with progress.status("loading"):
+        generator = Generator.from_checkpoint(folder, dtype=_cli.compute_dtype(args.dtype), trunk_only=args.trunk_only)
     if ids is None:
         ids = prompt_from_text(text, generator.tokenizer, args.chat).ids
     num_draft_tokens = args.num_draft_tokens
     if num_draft_tokens is None:
         num_draft_tokens = DEFAULT_DRAFT_TOKENS if generator.has_head else 0
-    (generation,) = generator.generate([ids], args.max_new_tokens, num_draft_tokens, cache_length=args.cache_length)
+    with progress.status("compiling and decoding"):
+        (generation,) = generator.generate([ids], args.max_new_tokens, num_draft_tokens, cache_length=args.cache_length)
     if args.json is not None:
         _cli.write_json(generation.record(), args.json)
     if args.json != "-":

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from infer.comparison import Comparison, compare, comparison_table, distinct_ngrams, first_difference
+from infer.comparison import Comparison, compare, comparison_table, distinct_ngrams, first_difference, totals
 from infer.generator import Generation
 
 
@@ -57,3 +57,10 @@ def test_the_table_shows_a_prompt_as_it_is():
     table = comparison_table([("x[/b] =\n [0]", [Comparison(1, generation, generation, None)])])
     Console(file=out, width=120).print(table)
     assert "x[/b] = [0]" in out.getvalue()
+
+
+def test_totals_weigh_rounds_and_not_prompts():
+    short = Generation([1] * 3, [False] * 3, None, "length", 2, 2, 0, [0], 0.5, 0.0)
+    long = Generation([1] * 9, [False] * 9, None, "length", 4, 4, 4, [4], 0.5, 0.0)
+    (row,) = totals([[Comparison(1, g, g, None)] for g in (short, long)])
+    assert (row["tokens_per_round"], row["accepted_share"], row["identical"]) == (10 / 6, 4 / 6, True)
