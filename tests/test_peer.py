@@ -1,0 +1,91 @@
+"""Side by side with `transformers`, which must be installed (extra `peer`): `make peer`."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from goldens.variants import NEW_TOKENS, VARIANTS, golden_path, prompt_ids
+from random_checkpoint import BF16, Variant, config_json, write_variant
+
+from infer.logits import all_logits
+from mtp_jax.errors import UserError
+from mtp_jax.hf import config_from_json, load_checkpoint, save_checkpoint
+from mtp_jax.hf.rules import flatten, parameter_shapes, unflatten
+from mtp_jax.mtp import MTPModel
+
+transformers = pytest.importorskip("transformers", reason="the peer is absent: pip install '.[peer]'")
+pytest.importorskip("torch", reason="torch is absent: pip install '.[peer]'")
+
+pytestmark = [
+    pytest.mark.peer,
+    # The peer's own calls use its own deprecated names.
+    pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning"),
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_the_goldens_are_what_the_peer_gives(variant):
+    from goldens.make_goldens import golden
+
+    ours = golden(variant)
+    with np.load(golden_path(variant)) as file:
+        theirs = dict(file)
+    assert ours.keys() == theirs.keys()
+    record, expected = (json.loads(str(values.pop("record"))) for values in (ours, theirs))
+    assert {**record, "least_greedy_gap": 0} == {**expected, "least_greedy_gap": 0}
+    for name, value in theirs.items():
+        # Another machine may add up in another order; in bfloat16 that shows in the last of 8 bits.
+        tolerance = 0.2 if name.startswith("bfloat16/") else 5e-5
+        np.testing.assert_allclose(ours[name], value, rtol=0, atol=tolerance, err_msg=name)
+
+
+def test_the_rendered_texts_are_what_the_peer_gives():
+    import published_text
+    from goldens.make_text_goldens import FOLDER, PreTrainedTokenizerFast, rendered
+
+    if not (published_text.TOKENIZER / "tokenizer.json").exists():
+        pytest.skip("the whole published vocabulary is absent: python tests/published_text.py fetches it")
+    peer = PreTrainedTokenizerFast(tokenizer_file=str(published_text.TOKENIZER / "tokenizer.json"))
+    assert rendered(peer) == json.loads((FOLDER / "rendered.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("variant", [VARIANTS[0], VARIANTS[3]], ids=lambda variant: variant.name)
+def test_what_the_peer_saves_loads_here_without_a_head(tmp_path, variant):
+    folder = write_variant(tmp_path / "in", variant)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    model.save_pretrained(tmp_path / "saved")
+    with pytest.raises(UserError, match=r"mtp\.fc\.weight.*--trunk-only"):
+        load_checkpoint(tmp_path / "saved")
+    ours = load_checkpoint(tmp_path / "saved", trunk_only=True)
+    source = load_checkpoint(folder, trunk_only=True)
+    assert ours.config == source.config
+    expected = flatten(source.params)
+    for path, leaf in flatten(ours.params).items():
+        # The peer keeps one type for the whole model, so what was float32 in a bfloat16 file is rounded.
+        rounded = expected[path].astype(jnp.bfloat16).astype(leaf.dtype) if variant.dtype == BF16 else expected[path]
+        np.testing.assert_array_equal(leaf, rounded, err_msg=path)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_model_of_ours_loads_in_the_peer(tmp_path, tied):
+    from goldens.peer import Peer
+
+    config = config_from_json(config_json(Variant("x", 0, tied=tied)))
+    key = jax.random.key(1)
+    leaves = {
+        path: jax.random.normal(jax.random.fold_in(key, number), shape) * (0.3 if path.endswith("scale") else 0.15)
+        for number, (path, shape) in enumerate(parameter_shapes(config).items())
+    }
+    save_checkpoint(tmp_path / "out", config, unflatten(leaves))
+    _, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    checkpoint = load_checkpoint(tmp_path / "out")
+    ids = prompt_ids(VARIANTS[0], "65")
+    ours = all_logits(MTPModel(checkpoint.config), checkpoint.params, ids)
+    peer = Peer(tmp_path / "out")
+    for name, value in peer.outputs(ids).items():
+        if name in ours:
+            np.testing.assert_allclose(ours[name], value, rtol=0, atol=2e-4, err_msg=name)
+    assert peer.greedy(ids, NEW_TOKENS)[0].shape == (1, NEW_TOKENS)
