@@ -28,9 +28,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
     Raises:
       UserError: if it cannot be read, is not JSON, or holds something other than an object.
     """
+    text = read_text(path)
     try:
-        value = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSONDecodeError alone: integers may be too long
         raise UserError(f"{path}: expected JSON, got something else: {error}") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}")

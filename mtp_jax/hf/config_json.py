@@ -15,6 +15,10 @@ MULTIMODAL = "qwen3_5"
 TEXT = "qwen3_5_text"
 SUPPORTED = (MULTIMODAL, TEXT)
 
+MAX_INTEGER = 2**31 - 1
+MAX_LAYERS = 4096
+"""More than any model has, so that a broken config.json does not fill the memory."""
+
 # Key, the values with which it means what is built here. Absent or null is always one of them.
 _ONLY: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("attn_output_gate", (True,)),
@@ -57,6 +61,8 @@ def config_from_json(values: Mapping[str, Any], where: str = "config.json") -> M
         _refuse_unsupported({"quantization_config": values.get("quantization_config")}, where)
     _refuse_unsupported(text, where)
     num_layers = _integer(text, "num_hidden_layers", where)
+    if num_layers > MAX_LAYERS:
+        raise UserError(f"{where}: num_hidden_layers must be at most {MAX_LAYERS}, got {num_layers}")
     head_dim = _integer(text, "head_dim", where)
     theta, rotary_factor = _rotary(text, where)
     # Either level may say it; a wrong one cannot pass unseen, since the files then lack or repeat a matrix.
@@ -167,13 +173,16 @@ def _get(values: Mapping[str, Any], key: str, where: str, kind: type | tuple, de
 
 def _integer(values: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
     value = _get(values, key, where, int, default)
-    if value < 0:
-        raise UserError(f"{where}: {key} must not be negative, got {value}")
+    if not 0 <= value <= MAX_INTEGER:
+        raise UserError(f"{where}: {key} must be between 0 and {MAX_INTEGER}, got {value}")
     return value
 
 
 def _number(values: Mapping[str, Any], key: str, where: str, default: float | None = None) -> float:
-    return float(_get(values, key, where, (int, float), default))
+    value = _get(values, key, where, (int, float), default)
+    if not abs(value) < math.inf:  # JSON as Python reads it may hold NaN and Infinity
+        raise UserError(f"{where}: {key} must be a finite number, got {value}")
+    return float(value)
 
 
 def _rotary(text: Mapping[str, Any], where: str) -> tuple[float, float]:

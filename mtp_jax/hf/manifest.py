@@ -70,7 +70,7 @@ def read_files(folder: Path) -> tuple[tuple[TensorFile, ...], bytes | None, list
     Raises:
       UserError: if there are no tensor files, or one of them, or the index, cannot be read.
     """
-    present = sorted(path.name for path in folder.glob("*.safetensors"))
+    present = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("."))
     index_path = folder / INDEX
     if index_path.is_file():
         weight_map, raw = _read_index(folder)

@@ -1,5 +1,6 @@
 """config.json in all its published forms, and everything that is refused by name."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -112,6 +113,24 @@ REFUSED = {
     "tie_word_embeddings": "yes",
     "rms_norm_eps": "1e-6",
 }
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("rms_norm_eps", "NaN"),
+        ("rms_norm_eps", "1e999"),
+        ("rms_norm_eps", "-1"),
+        ("num_hidden_layers", "1000000000"),
+        ("vocab_size", "9" * 30),
+        ("head_dim", "-32"),
+        ("intermediate_size", "0"),
+    ],
+)
+def test_numbers_that_no_model_has_are_refused(key, text):
+    values = {**without(TEXT, "layer_types"), key: json.loads(text)}
+    with pytest.raises(UserError, match=f"c.json: .*{'mlp_width' if key == 'intermediate_size' else key[-8:]}"):
+        config_from_json(values, "c.json")
 
 
 @pytest.mark.parametrize("key", REFUSED)
