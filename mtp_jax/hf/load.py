@@ -21,6 +21,7 @@ from mtp_jax.hf.rules import (
     OUTPUT_MATRIX,
     TEXT_PREFIX,
     Slot,
+    converted,
     parameter_dtype,
     slots,
     unflatten,
@@ -160,4 +161,4 @@ def _read(folder: Path, files: tuple[TensorFile, ...], expected: Mapping[str, Sl
 
 def from_stored(tensor: np.ndarray, slot: Slot, dtype: np.dtype) -> np.ndarray:
     """A parameter from the tensor that holds it; a copy of its own, since the tensor's memory may be let go."""
-    return np.ascontiguousarray(slot.layout.to_ours(tensor)).astype(dtype)
+    return converted(slot.layout.to_ours(tensor), dtype)

@@ -23,7 +23,7 @@ from mtp_jax.files import write_json
 from mtp_jax.hf.config_json import config_to_json
 from mtp_jax.hf.load import from_stored
 from mtp_jax.hf.manifest import CONFIG, INDEX, Manifest, index_bytes, safe_path, side_files
-from mtp_jax.hf.rules import OUTPUT_MATRIX, TEXT_PREFIX, Slot, flatten, slots
+from mtp_jax.hf.rules import OUTPUT_MATRIX, TEXT_PREFIX, Slot, converted, flatten, slots
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile, make_header
 from mtp_jax.text.stop import end_ids
 from mtp_jax.text.tokenizer import Tokenizer
@@ -195,7 +195,7 @@ def _shards(expected: Mapping[str, Slot], max_shard_bytes: int) -> list[dict[str
 
 def _rounded(name: str, parameter: np.ndarray, slot: Slot, entry: Entry) -> np.ndarray:
     with np.errstate(over="ignore"):  # reported below, by name
-        stored = np.ascontiguousarray(slot.layout.to_published(parameter)).astype(NUMPY_DTYPES[entry.dtype])
+        stored = converted(slot.layout.to_published(parameter), NUMPY_DTYPES[entry.dtype])
     if entry.dtype == "F16" and np.isinf(stored).sum() > np.isinf(parameter).sum():
         raise UserError(f"{name}: a value is too large for its stored type F16: {np.abs(parameter).max()}")
     return stored
