@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Hundreds of tiny programs: unoptimised they compile three times faster. Scripts started by tests inherit it.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import pytest
