@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from jaxtyping import PyTree
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
+from mtp_jax.text import Tokenizer
 from train.experiment import Experiment
 from train.step import TrainState, initial_state
 
@@ -81,11 +83,29 @@ class Workdir:
         if differences:
             raise UserError(f"--workdir {self.root} belongs to another run: {'; '.join(differences)}")
 
-    def create(self, experiment: Experiment) -> None:
-        """Makes the folder and writes the settings, if they changed."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        if self.stored_experiment() != experiment:
-            write_json(self.config, experiment.to_json())
+    def check_data(self, fingerprint: str) -> None:
+        """Raises:
+        UserError: if the run began with other data.
+        """
+        if self.data.is_file() and json.loads(self.data.read_text(encoding="utf-8"))["fingerprint"] != fingerprint:
+            raise UserError(f"--workdir {self.root}: the data has changed since the run began (see {self.data})")
+
+    def create(self, experiment: Experiment, tokenizer: Tokenizer, data: dict[str, Any]) -> None:
+        """Makes the folder; writes the settings if they changed, and the rest if it is not there.
+
+        Raises:
+          UserError: if the folder cannot be written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if self.stored_experiment() != experiment:
+                write_json(self.config, experiment.to_json())
+            if not self.tokenizer.is_dir():
+                save_folder(self.tokenizer, tokenizer.save)
+            if not self.data.is_file():
+                write_json(self.data, data)
+        except OSError as error:
+            raise UserError(f"--workdir {self.root}: cannot be written: {error.strerror}") from error
 
     def keep_rows_up_to(self, step: int) -> None:
         """Drops the rows of metrics.jsonl past a step, and a last line cut short."""
@@ -127,7 +147,7 @@ def replace_file(path: Path, content: bytes) -> None:
     os.replace(partial, path)
 
 
-def save_folder(path: Path, write: Any) -> None:
+def save_folder(path: Path, write: Callable[[Path], None]) -> None:
     """Calls `write(folder)` on a folder beside `path`, then renames it to `path`: whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -196,6 +216,17 @@ class Checkpoints:
     def close(self) -> None:
         """Ends Orbax's threads."""
         self._manager.close()
+
+
+def latest_step(workdir: Workdir) -> int | None:
+    """The last complete checkpoint's step; None if there is none. Makes no folder, which Orbax would."""
+    if not workdir.checkpoints.is_dir():
+        return None
+    checkpoints = Checkpoints(workdir)
+    try:
+        return checkpoints.latest()
+    finally:
+        checkpoints.close()
 
 
 def _on_device(tree: PyTree) -> PyTree:

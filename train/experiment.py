@@ -92,7 +92,9 @@ class Experiment:
             self._require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         self._require("final_learning_rate", 0 <= self.final_learning_rate <= 1, "between 0 and 1")
         self._require(
-            "mtp_weights", bool(self.mtp_weights) and min(self.mtp_weights) >= 0, "one or more weights, none negative"
+            "mtp_weights",
+            bool(self.mtp_weights) and all(0 <= weight < math.inf for weight in self.mtp_weights),
+            "one or more finite weights, none negative",
         )
         switches = self.mtp_switch_tokens
         self._require(

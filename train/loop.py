@@ -1,6 +1,5 @@
 """The training run, read from top to bottom: data, state, steps, metrics, checkpoints."""
 
-import json
 import math
 import signal
 import time
@@ -16,9 +15,9 @@ import numpy as np
 
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
-from mtp_jax.text import Tokenizer, train_bpe
 from train import data
-from train.checkpoint import Checkpoints, Counters, Workdir, save_folder, write_json
+from train.checkpoint import Checkpoints, Counters, Workdir, latest_step
+from train.corpus import packed_rows, read_corpus, run_tokenizer
 from train.experiment import Experiment
 from train.objective import Losses
 from train.progress import Progress
@@ -27,10 +26,12 @@ from train.step import StepMetrics, TrainState, eval_step, initial_state, train_
 
 
 def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[str, Any]:
-    """Trains until `experiment.steps`, from the work directory's last checkpoint if it has one. Returns the last row
-    of metrics.
+    """Trains until `experiment.steps`, from the work directory's last checkpoint if it has one.
 
-    A finished run is left as it is. SIGTERM and Ctrl-C save a checkpoint first (a second Ctrl-C does not wait).
+    A finished run is left as it is. SIGTERM and Ctrl-C save a checkpoint first (a second one does not wait).
+
+    Returns:
+      the last row of metrics.
 
     Raises:
       UserError: on bad data, a work directory of another run, or too many steps in a row without a finite loss.
@@ -39,13 +40,16 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     experiment = _with_dtype(experiment)
     workdir = Workdir(root)
     workdir.check_continues(experiment)
-    if workdir.checkpoints.is_dir() and Checkpoints(workdir).latest() == experiment.steps:
+    if latest_step(workdir) == experiment.steps:
         progress.say(f"{workdir.root}: already trained to step {experiment.steps}")
         return workdir.last_row()
+
+    # All that can be wrong with the data shows before anything is written.
     corpus = read_corpus(experiment, progress)
-    workdir.create(experiment)
-    tokenizer = _tokenizer(experiment, workdir, corpus, progress)
-    rows, held_out = _rows(experiment, workdir, corpus, tokenizer, progress)
+    workdir.check_data(corpus.fingerprint)
+    tokenizer = run_tokenizer(experiment, workdir, corpus, progress)
+    rows, held_out, record = packed_rows(experiment, corpus, tokenizer, progress)
+    workdir.create(experiment, tokenizer, record)
 
     model = MTPModel(config=experiment.model_config(), dtype=jnp.dtype(experiment.dtype))
     checkpoints = Checkpoints(workdir, experiment.keep_checkpoints)
@@ -59,85 +63,17 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
             progress.say(f"continuing from step {counters.step}")
         workdir.keep_rows_up_to(counters.step)
         num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        progress.say(f"{num_parameters:,} parameters, {experiment.dtype}; compiling")
+        progress.say(f"{num_parameters:,} parameters, {experiment.dtype}")
         _run(experiment, model, state, counters, rows, held_out, workdir, checkpoints, progress)
-        return workdir.last_row()
     finally:
         checkpoints.close()
-
-
-class Corpus(NamedTuple):
-    """Documents as read."""
-
-    training: list[data.Document]
-    held_out: list[data.Document]
-    others: int  # files that are not text
-
-
-def read_corpus(experiment: Experiment, progress: Progress) -> Corpus:
-    """The experiment's documents, with a line in the log about them."""
-    if experiment.data:
-        documents, others = data.read_documents(experiment.data)
-        source = ", ".join(experiment.data)
-    else:
-        documents, others = data.read_standard_library(experiment.stdlib_files)
-        source = "standard library sources"
-    training, held_out = data.split_held_out(documents, experiment.held_out)
-    size = sum(len(document.text) for document in training)
-    progress.say(f"data: {source}: {len(training)} documents, {size:,} characters; {others} files are not UTF-8 text")
-    if held_out:
-        progress.say(f"held out: {' '.join(document.name for document in held_out)}")
-    return Corpus(training, held_out, others)
+    return workdir.last_row()
 
 
 def _with_dtype(experiment: Experiment) -> Experiment:
     if experiment.dtype != "auto":
         return experiment
     return experiment.override(["dtype=" + ("float32" if jax.default_backend() == "cpu" else "bfloat16")])
-
-
-def _tokenizer(experiment: Experiment, workdir: Workdir, corpus: Corpus, progress: Progress) -> Tokenizer:
-    if not workdir.tokenizer.is_dir():
-        with progress.task("training the tokenizer"):
-            trained = train_bpe((document.text for document in corpus.training), experiment.vocab_size)
-        save_folder(workdir.tokenizer, trained.save)
-    tokenizer = Tokenizer.from_folder(workdir.tokenizer)
-    if tokenizer is None:
-        raise UserError(f"{workdir.tokenizer}: expected tokenizer.json, found none")
-    if len(tokenizer) > experiment.vocab_size:
-        raise UserError(
-            f"setting vocab_size: expected at least {len(tokenizer)}, which the tokenizer in {workdir.tokenizer} has, "
-            f"got {experiment.vocab_size}"
-        )
-    return tokenizer
-
-
-def _rows(
-    experiment: Experiment, workdir: Workdir, corpus: Corpus, tokenizer: Tokenizer, progress: Progress
-) -> tuple[data.PackedRows, data.PackedRows | None]:
-    """Training rows and, if anything is held out, evaluation rows; also checks or writes data.json."""
-    record = {
-        "fingerprint": data.fingerprint(corpus.training + corpus.held_out),
-        "training_documents": len(corpus.training),
-        "held_out": [document.name for document in corpus.held_out],
-        "files_that_are_not_text": corpus.others,
-    }
-    if workdir.data.is_file():
-        stored = json.loads(workdir.data.read_text(encoding="utf-8"))
-        if stored["fingerprint"] != record["fingerprint"]:
-            raise UserError(f"--workdir {workdir.root}: the data has changed since the run began")
-    with progress.task("tokenizing", len(corpus.training)) as advance:
-        stream = data.tokenize(tokenizer, corpus.training, advance)
-    rows = data.PackedRows(stream, experiment.sequence_length, experiment.seed)
-    progress.say(f"{len(stream.tokens):,} tokens, {rows.rows_per_epoch:,} rows an epoch")
-    held_out = None
-    if corpus.held_out:
-        held_out_stream = data.tokenize(tokenizer, corpus.held_out)
-        held_out = data.PackedRows(held_out_stream, experiment.sequence_length, 0, shuffle=False)
-        record["held_out_tokens"] = len(held_out_stream.tokens)
-    if not workdir.data.is_file():
-        write_json(workdir.data, record | {"training_tokens": len(stream.tokens)})
-    return rows, held_out
 
 
 class _Pending(NamedTuple):
@@ -162,12 +98,14 @@ def _run(
 ) -> None:
     """Steps from `counters` to the end. A step's metrics are fetched while the next step runs."""
     example = rows.batch(counters.position, experiment.batch_size)
-    lower = train_step.lower(model, experiment, state, *example, np.float32(0.0))
-    compiled_step = lower.compile()  # ahead of time, so that no step's time has the compiler's in it
+    # Ahead of time, so that no step's time has the compiler's in it.
+    with progress.task("compiling"):
+        compiled_step = train_step.lower(model, experiment, state, *example, np.float32(0.0)).compile()
 
     with _stop_requests() as stop_requested, progress.training(experiment.steps, counters.step) as show:
         recorder = _Recorder(experiment, workdir, progress, show)
         pending: _Pending | None = None
+        saved_step = counters.step
         while counters.step < experiment.steps and not stop_requested():
             batch = rows.batch(counters.position, experiment.batch_size)
             weight = mtp_weight(experiment.mtp_weights, experiment.mtp_switch_tokens, counters.tokens)
@@ -178,18 +116,21 @@ def _run(
             counters = Counters(step, counters.tokens + num_tokens, counters.position + experiment.batch_size)
             pending = _Pending(counters, num_tokens, weight, metrics)
 
-            is_last = step == experiment.steps
-            saves = is_last or _is_due(step, experiment.checkpoint_every) or bool(stop_requested())
-            evaluation = None
-            if held_out is not None and (is_last or _is_due(step, experiment.eval_every)):
-                evaluation = partial(evaluate, experiment, model, state, held_out)
-            if evaluation or saves:
-                recorder.settle(pending, evaluation)
+            if held_out and (step == experiment.steps or _is_due(step, experiment.eval_every)):
+                recorder.settle(pending, partial(evaluate, experiment, model, state, held_out))
                 pending = None
-            if saves:
+            if _is_due(step, experiment.checkpoint_every):
                 # After its row, so that a checkpoint never stands without the rows before it.
+                if pending:
+                    recorder.settle(pending)
+                pending = None
                 with recorder.paused():
                     checkpoints.save(state, counters)
+                saved_step = step
+        if pending:
+            recorder.settle(pending)
+        if saved_step < counters.step:
+            checkpoints.save(state, counters)
     if counters.step < experiment.steps:
         progress.say(f"stopped after step {counters.step}; the same command continues")
         if stop_requested() == signal.SIGINT:

@@ -1,5 +1,6 @@
 """What changes over a run: the weight of the MTP loss by tokens seen, the learning rate by step."""
 
+import jax.numpy as jnp
 import optax
 
 from train.experiment import Experiment
@@ -26,4 +27,5 @@ def learning_rate_schedule(experiment: Experiment) -> optax.Schedule:
     warmup = min(experiment.warmup_steps, experiment.steps - 1)
     rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
     fall = optax.cosine_decay_schedule(peak, experiment.steps - warmup, alpha=experiment.final_learning_rate)
-    return optax.join_schedules([rise, fall], [warmup])
+    joined = optax.join_schedules([rise, fall], [warmup])
+    return lambda step: joined(jnp.asarray(step, jnp.float32))

@@ -80,9 +80,10 @@ def train_step(
     (_, report), gradients = jax.value_and_grad(objective, has_aux=True)(
         state.params, tokens, segment_ids, mtp_weight, experiment.cross_entropy_chunk
     )
-    grad_norm = optax.global_norm(gradients)
-    learning_rate = jnp.asarray(learning_rate_schedule(experiment)(state.step), jnp.float32)
-    updates, new_optimizer = optimizer(experiment).update(gradients, state.optimizer, state.params)
+    grad_norm = optax.tree.norm(gradients)
+    learning_rate = jnp.asarray(learning_rate_schedule(experiment)(state.step))
+    with jax.numpy_dtype_promotion("standard"):  # optax raises floats to whole-number powers
+        updates, new_optimizer = optimizer(experiment).update(gradients, state.optimizer, state.params)
     new_params = jax.tree.map(lambda p, u: p - (learning_rate * u).astype(p.dtype), state.params, updates)
 
     finite = jnp.isfinite(report.loss) & jnp.isfinite(grad_norm)

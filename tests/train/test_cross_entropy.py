@@ -86,7 +86,7 @@ def test_bfloat16_is_near_float32():
     exact, gradients = jax.value_and_grad(loss, argnums=(0, 1))(hidden, kernel)
     rounded, rough = jax.value_and_grad(loss, argnums=(0, 1))(hidden.astype(jnp.bfloat16), kernel)
     np.testing.assert_allclose(rounded, exact, rtol=2e-2)
-    assert rough[0].dtype == jnp.bfloat16 and rough[1].dtype == jnp.float32
+    assert (rough[0].dtype, rough[1].dtype) == (jnp.bfloat16, jnp.float32)
     np.testing.assert_allclose(rough[1], gradients[1], atol=0.1)
 
 

@@ -1,0 +1,107 @@
+"""Settings by name: parsing, checks, JSON, which changes a run survives."""
+
+import dataclasses
+import json
+
+import pytest
+
+from configs import PRESETS
+from mtp_jax.config import LayerType
+from mtp_jax.errors import UserError
+from train.experiment import Experiment, setting_lines
+
+
+def test_values_are_parsed_by_the_settings_type():
+    experiment = Experiment().override(
+        [
+            "steps=7",
+            "learning_rate=1e-4",
+            "mtp_weights=0.5,0.2,0",
+            "mtp_switch_tokens=3e6,4_000_000",
+            "tie_embeddings=false",
+            "held_out=json/*, csv.py",
+        ]
+    )
+    assert experiment.steps == 7
+    assert experiment.learning_rate == 1e-4
+    assert experiment.mtp_weights == (0.5, 0.2, 0.0)
+    assert experiment.mtp_switch_tokens == (3_000_000, 4_000_000)
+    assert experiment.tie_embeddings is False
+    assert experiment.held_out == ("json/*", "csv.py")
+
+
+def test_an_empty_value_is_an_empty_list():
+    experiment = Experiment().override(["mtp_weights=0.3", "mtp_switch_tokens="])
+    assert experiment.mtp_switch_tokens == ()
+
+
+def test_the_later_of_two_values_counts():
+    assert Experiment().override(["steps=7", "steps=8"]).steps == 8
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("steps", "key=value"),
+        ("learning_rat=1", "close: learning_rate"),
+        ("steps=many", "steps: expected int, got 'many'"),
+        ("steps=1.5", "steps: expected int"),
+        ("steps=0", "steps: expected more than 0, got 0"),
+        ("steps=1e400", "steps: expected int"),
+        ("learning_rate=nan", "learning_rate: expected"),
+        ("learning_rate=inf", "learning_rate: expected"),
+        ("tie_embeddings=maybe", "tie_embeddings: expected bool"),
+        ("mtp_weights=0.3,x", "mtp_weights: expected floats"),
+        ("mtp_weights=0.3,nan", "mtp_weights: expected"),
+        ("mtp_weights=", "mtp_weights: expected one or more"),
+        ("mtp_weights=-1,0", "mtp_weights: expected"),
+        ("mtp_switch_tokens=1,2", "mtp_switch_tokens: expected 1 values"),
+        ("mtp_weights=0.3,0.2,0.1", "mtp_switch_tokens: expected 2 values"),
+        ("sequence_length=1", "sequence_length: expected at least 2"),
+        ("dtype=float16", "dtype: expected float32"),
+        ("num_kv_heads=4", "num_heads must be a multiple of num_kv_heads"),
+        ("seed=-1", "seed: expected"),
+    ],
+)
+def test_mistakes_are_named(assignment, message):
+    with pytest.raises(UserError, match=message):
+        Experiment().override([assignment])
+
+
+def test_switch_points_rise():
+    with pytest.raises(UserError, match="rising"):
+        Experiment().override(["mtp_weights=3,2,1", "mtp_switch_tokens=5,5"])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_json_gives_back_the_same_experiment(name):
+    experiment = dataclasses.replace(PRESETS[name](), data=("/a,b/c", "/d"))
+    assert Experiment.from_json(json.loads(json.dumps(experiment.to_json()))) == experiment
+
+
+def test_json_of_another_version_is_refused():
+    with pytest.raises(UserError, match="no such setting"):
+        Experiment.from_json({"stepz": 1})
+
+
+def test_a_run_survives_more_steps_and_other_intervals_only():
+    old = Experiment(steps=10)
+    assert old.refused_changes(old.override(["steps=11", "log_every=1", "checkpoint_every=2"])) == []
+    assert old.refused_changes(old.override(["steps=9"])) == ["steps is 10 there and 9 here"]
+    refused = old.refused_changes(old.override(["seed=3", "mtp_weights=0.3,0.2"]))
+    assert refused == ["seed is 0 there and 3 here", "mtp_weights is 0.3,0.1 there and 0.3,0.2 here"]
+
+
+def test_every_setting_is_listed_with_default_and_meaning():
+    text = "\n".join(setting_lines({name: make() for name, make in PRESETS.items()}))
+    for field in dataclasses.fields(Experiment):
+        assert f"  {field.name} (" in text
+        assert field.metadata["meaning"] in text
+    assert "steps (int; default 1000; tiny 24; demo" in text
+
+
+def test_the_demo_model_is_hybrid_three_to_one_and_small():
+    config = PRESETS["demo"]().model_config()
+    assert config.layer_types == (LayerType.LINEAR,) * 3 + (LayerType.FULL,)
+    assert config.tie_embeddings
+    assert config.num_mtp_layers == 1

@@ -1,0 +1,168 @@
+"""Whole small runs: rows, resuming, stopping, what is refused."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+from contextlib import contextmanager
+
+import jax
+import numpy as np
+import pytest
+from conftest import read_rows
+
+from mtp_jax.errors import UserError
+from mtp_jax.text import Tokenizer
+from train.checkpoint import load_for_export
+from train.loop import train
+from train.progress import Progress
+
+pytestmark = pytest.mark.usefixtures("compilation_cache")
+
+KEYS = ["step", "tokens", "loss", "main_loss", "mtp_loss", "mtp_weight", "mtp_accuracy", "mtp_agreement"]
+KEYS += ["learning_rate", "grad_norm", "tokens_per_second"]
+EVAL_KEYS = ["eval_main_loss", "eval_mtp_loss", "eval_mtp_accuracy", "eval_mtp_agreement"]
+QUIET = Progress(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def finished(small_experiment, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "deep" / "finished"
+    train(small_experiment, workdir, QUIET)
+    return workdir
+
+
+def _contents(folder):
+    return {p: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()}
+
+
+def _assert_same_run(workdir, finished):
+    assert read_rows(workdir) == read_rows(finished)
+    jax.tree.map(np.testing.assert_array_equal, load_for_export(workdir)[1], load_for_export(finished)[1])
+
+
+def test_rows_say_what_the_interface_promises(finished):
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [list(row) for row in rows] == [KEYS] * 5 + [KEYS + EVAL_KEYS]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    before = [0, *(row["tokens"] for row in rows[:-1])]
+    assert [row["mtp_weight"] for row in rows] == [0.3 if tokens < 128 else 0.1 for tokens in before]
+    for row in rows:
+        assert row["loss"] == pytest.approx(row["main_loss"] + row["mtp_weight"] * row["mtp_loss"], rel=1e-6)
+    assert rows[0]["main_loss"] == pytest.approx(np.log(320), rel=0.02)
+    assert json.loads((finished / "data.json").read_text())["held_out"] == ["b.txt"]
+
+
+def test_a_finished_run_is_left_as_it_is(small_experiment, finished):
+    before = _contents(finished)
+    row = train(small_experiment, finished, QUIET)
+    assert row["step"] == 6
+    assert _contents(finished) == before
+
+
+def test_resuming_gives_the_same_run(small_experiment, finished, tmp_path):
+    """As if killed while the step-4 checkpoint was being written and a row was cut short."""
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir)
+    shutil.rmtree(workdir / "checkpoints" / "6")
+    (workdir / "checkpoints" / "4").rename(workdir / "checkpoints" / "4.orbax-checkpoint-tmp")
+    with open(workdir / "metrics.jsonl", "a") as file:
+        file.write('{"step": 7, "tok')
+    train(small_experiment, workdir, QUIET)
+    _assert_same_run(workdir, finished)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_the_run(small_experiment, finished, tmp_path, number):
+    class Interrupting(Progress):
+        @contextmanager
+        def training(self, steps, done):
+            yield lambda step, row: os.kill(os.getpid(), number) if step == 3 else None
+
+    handler = signal.getsignal(number)
+    if number == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            train(small_experiment, tmp_path, Interrupting(quiet=True))
+    else:
+        train(small_experiment, tmp_path, Interrupting(quiet=True))
+    assert signal.getsignal(number) == handler
+    saved = max(int(p.name) for p in (tmp_path / "checkpoints").iterdir())
+    assert 3 <= saved < 6
+    assert len(read_rows(tmp_path)) == saved
+    train(small_experiment, tmp_path, QUIET)
+    assert read_rows(tmp_path) == read_rows(finished)
+
+
+def test_more_steps_continue_a_finished_run(small_experiment, finished, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir)
+    more = dataclasses.replace(small_experiment, steps=7, log_every=3)
+    train(more, workdir, QUIET)
+    assert read_rows(workdir)[:6] == read_rows(finished)
+    assert json.loads((workdir / "config.json").read_text())["steps"] == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [("seed=3", "seed is 0 there and 3 here"), ("steps=5", "steps is 6 there and 5 here")],
+)
+def test_another_runs_folder_is_refused(small_experiment, finished, change, message):
+    before = _contents(finished)
+    with pytest.raises(UserError, match=message):
+        train(small_experiment.override([change]), finished, QUIET)
+    assert _contents(finished) == before
+
+
+def test_changed_data_is_refused(small_experiment, finished, text_folder, tmp_path):
+    workdir, texts = tmp_path / "run", tmp_path / "texts"
+    shutil.copytree(finished, workdir)
+    shutil.rmtree(workdir / "checkpoints")
+    shutil.copytree(text_folder, texts)
+    (texts / "a.txt").write_text("something else")
+    moved = dataclasses.replace(small_experiment, data=(str(texts),))
+    settings = json.loads((workdir / "config.json").read_text())
+    (workdir / "config.json").write_text(json.dumps(settings | {"data": [str(texts)]}))
+    with pytest.raises(UserError, match="the data has changed"):
+        train(moved, workdir, QUIET)
+
+
+def test_mistakes_leave_nothing_behind(small_experiment, tmp_path):
+    workdir = tmp_path / "run"
+    (tmp_path / "binary").write_bytes(b"\0")
+    without_text = dataclasses.replace(small_experiment, data=(str(tmp_path / "binary"),))
+    with pytest.raises(UserError, match="expected UTF-8 text"):
+        train(without_text, workdir, QUIET)
+    with pytest.raises(UserError):
+        train(small_experiment.override(["vocab_size=200"]), workdir, QUIET)
+    assert not workdir.exists()
+
+
+def test_a_folder_with_something_else_in_it_is_refused(small_experiment, tmp_path):
+    (tmp_path / "letter.txt").write_text("dear")
+    with pytest.raises(UserError, match=r"got letter\.txt in it"):
+        train(small_experiment, tmp_path, QUIET)
+    with pytest.raises(UserError, match="got a file"):
+        train(small_experiment, tmp_path / "letter.txt", QUIET)
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_a_run_that_diverges_stops_with_a_reason(small_experiment, tmp_path):
+    wild = small_experiment.override(["learning_rate=1e30", "max_skipped_steps=2", "warmup_steps=0"])
+    with pytest.raises(UserError, match="2 steps in a row without a finite loss"):
+        train(wild, tmp_path, QUIET)
+    assert None in [json.loads(line)["loss"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_export_reads_any_checkpoint(small_experiment, finished, tmp_path):
+    config, params, tokenizer = load_for_export(finished, 2)
+    assert config == small_experiment.model_config()
+    assert params["lm_head"]["kernel"].shape == (16, 320)
+    assert Tokenizer.from_folder(tokenizer) is not None
+    latest = load_for_export(finished)[1]
+    assert not np.array_equal(params["lm_head"]["kernel"], latest["lm_head"]["kernel"])
+    with pytest.raises(UserError, match=r"there are 2, 4, 6"):
+        load_for_export(finished, 3)
+    with pytest.raises(UserError, match=r"no config\.json"):
+        load_for_export(tmp_path)
+    assert list(tmp_path.iterdir()) == []

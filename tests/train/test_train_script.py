@@ -1,0 +1,142 @@
+"""`scripts/train.py` as a user runs it."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from conftest import SETTINGS, read_rows
+
+from train.checkpoint import load_for_export
+from train.experiment import Experiment
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
+
+
+def _start(*arguments, environment=None):
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"} | (environment or {}),
+    )
+
+
+def _run(*arguments, environment=None):
+    process = _start(*arguments, environment=environment)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+def test_help_lists_every_setting():
+    status, out, _ = _run("--help")
+    assert status == 0
+    for field in dataclasses.fields(Experiment):
+        assert f"  {field.name} (" in out
+        assert field.metadata["meaning"] in out
+    for flag in ("--config", "--data", "--workdir", "--set", "--json"):
+        assert flag in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--config", "tiny"], "--workdir"),
+        (["--config", "huge", "--workdir", "w"], "huge"),
+        (["--config", "tiny", "--workdir", "w", "--set", "stepps=3"], "close: steps"),
+        (["--config", "tiny", "--workdir", "w", "--set", "steps=3", "seed=x"], "seed: expected int, got 'x'"),
+        (["--config", "tiny", "--workdir", "w", "--data", "absent"], "absent: expected a file or a folder"),
+        (["--config", "tiny", "--workdir", "file/w"], "file/w: cannot be written"),
+    ],
+)
+def test_mistakes_end_with_status_2_and_one_line(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    status, out, err = _run(*arguments)
+    assert (status, out) == (2, "")
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert err.endswith(errors[0] + "\n")
+    assert "Traceback" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_data_and_set_may_be_repeated(text_folder, tmp_path, compilation_cache):
+    half = len(SETTINGS) // 2
+    arguments = ["--config", "tiny", "--workdir", tmp_path / "run", "--json", tmp_path / "out.json"]
+    arguments += ["--data", text_folder / "a.txt", "--data", text_folder / "b.txt", text_folder / "c.txt"]
+    arguments += ["--set", *SETTINGS[:half], "--set", *SETTINGS[half:], "--set", "steps=2"]
+    status, out, err = _run(*arguments, environment=compilation_cache)
+    assert (status, out) == (0, ""), err
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert settings["steps"] == 2
+    assert settings["data"] == [str(text_folder / name) for name in ("a.txt", "b.txt", "c.txt")]
+    row = json.loads((tmp_path / "out.json").read_text())
+    assert row == json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_equals_one_that_was_not(text_folder, tmp_path, compilation_cache):
+    """SIGKILL at start, after some rows, and while checkpoints (one each step) are being written."""
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    settings = ["--set", *SETTINGS, "steps=40", "checkpoint_every=1", "keep_checkpoints=3"]
+
+    def arguments(workdir):
+        return ["--config", "tiny", "--data", text_folder, "--workdir", workdir, *settings]
+
+    status, _, err = _run(*arguments(straight), environment=compilation_cache)
+    assert status == 0, err
+
+    def num_rows():
+        metrics = killed / "metrics.jsonl"
+        return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+    # Each wait ends at another point of a step: some within a save, which is most of a step's time here.
+    waits = [("config", 0.0), ("rows", 0.0), ("rows", 0.013), ("rows", 0.031), ("rows", 0.057)]
+    for round_number, (event, delay) in enumerate(waits):
+        before = num_rows()
+        process = _start(*arguments(killed), environment=compilation_cache)
+        deadline = time.monotonic() + 200
+        wanted = (
+            (lambda: (killed / "config.json").exists()) if event == "config" else (lambda b=before: num_rows() > b + 2)
+        )
+        while not wanted() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        time.sleep(delay)
+        assert process.poll() is None, f"round {round_number} ended before it was killed: {process.communicate()[1]}"
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    status, _, err = _run(*arguments(killed), environment=compilation_cache)
+    assert status == 0, err
+    assert "continuing from step" in err
+    assert read_rows(killed) == read_rows(straight)
+    jax.tree.map(np.testing.assert_array_equal, load_for_export(killed)[1], load_for_export(straight)[1])
+    names = {p.name for p in killed.rglob("*")}
+    assert not [name for name in names if "partial" in name or "tmp" in name]
+
+
+@pytest.mark.slow
+def test_the_tiny_config_learns_and_resumes_after_sigterm(tmp_path):
+    arguments = ["--config", "tiny", "--workdir", tmp_path / "run"]
+    process = _start(*arguments)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not metrics.exists() and process.poll() is None:
+        time.sleep(0.002)
+    process.terminate()
+    assert process.wait(timeout=100) == 0
+    status, out, err = _run(*arguments)
+    assert status == 0, err
+    assert "step 24" in out
+    rows = read_rows(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(1, 25))
+    assert 200 <= rows[0]["tokens"] <= 1000
+    assert rows[-1]["main_loss"] < rows[0]["main_loss"] - 0.5
