@@ -1,0 +1,44 @@
+# Everything a newcomer runs: `make demo` and `make test`. Each creates .venv first if it is missing.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: help .venv demo test test-all peer lint clean
+
+help:
+	@echo "make demo      continue three prompts with the shipped model, plain and speculative"
+	@echo "make test      the tests (minutes)"
+	@echo "make test-all  slow tests too"
+	@echo "make peer      tests against torch and transformers (installs them)"
+	@echo "make lint      ruff and pyright"
+
+.venv: .venv/ready
+
+.venv/ready: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed, and $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[test]'
+	@touch $@
+
+demo: .venv
+	$(BIN)/python scripts/compare_decoding.py --show-text
+
+test: .venv
+	$(BIN)/python -m pytest -m "not slow and not peer"
+
+test-all: .venv
+	$(BIN)/python -m pytest -m "not peer"
+
+peer: .venv
+	$(BIN)/pip install --quiet --editable '.[test,peer]'
+	$(BIN)/python -m pytest -m peer
+
+lint: .venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache build *.egg-info
