@@ -89,3 +89,27 @@ def test_a_model_of_ours_loads_in_the_peer(tmp_path, tied):
         if name in ours:
             np.testing.assert_allclose(ours[name], value, rtol=0, atol=2e-4, err_msg=name)
     assert peer.greedy(ids, NEW_TOKENS)[0].shape == (1, NEW_TOKENS)
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_multimodal_model_of_the_peer_loads_here_and_comes_back(tmp_path, tied):
+    import torch
+
+    text = {**config_json(Variant("x", 0, tied=tied)), "mtp_num_hidden_layers": 0}
+    del text["architectures"]
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 40}
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=tied)
+    torch.manual_seed(0)
+    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    model.save_pretrained(tmp_path / "in")
+    checkpoint = load_checkpoint(tmp_path / "in")
+    assert len(checkpoint.manifest.carried) > 10
+    assert all(name.startswith("model.visual.") for name in checkpoint.manifest.carried)
+    ids = prompt_ids(VARIANTS[0], "65")
+    with torch.no_grad():
+        expected = model(input_ids=torch.from_numpy(ids)).logits.numpy()
+    ours = all_logits(MTPModel(checkpoint.config), checkpoint.params, ids)["main_logits"]
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=2e-4)
+    save_checkpoint(tmp_path / "out", checkpoint.config, checkpoint.params, checkpoint.manifest)
+    for path in (tmp_path / "in").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes(), path.name
