@@ -7,8 +7,8 @@ from typing import Any
 import tokenizers
 
 from mtp_jax.errors import UserError
-from mtp_jax.text.chat_template import ChatTemplate, load_chat_templates
 from mtp_jax.files import read_json_object, read_text, write_json, write_text
+from mtp_jax.text.chat_template import ChatTemplate, load_chat_templates
 
 DOCUMENT_END = "<|endoftext|>"
 
