@@ -6,7 +6,8 @@ from train.experiment import Experiment
 def demo() -> Experiment:
     """Four hybrid layers on the standard library's sources.
 
-    Run: `python scripts/train.py --config demo --workdir runs/demo`.
+    Run: `python scripts/train.py --config demo --workdir runs/demo`. On Linux `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`
+    before it saves 15 % of the processor time, which goes into page faults of the step's buffers otherwise.
     """
     return Experiment(
         steps=6000,

@@ -12,16 +12,9 @@ from train.experiment import Experiment, setting_lines
 
 
 def test_values_are_parsed_by_the_settings_type():
-    experiment = Experiment().override(
-        [
-            "steps=7",
-            "learning_rate=1e-4",
-            "mtp_weights=0.5,0.2,0",
-            "mtp_switch_tokens=3e6,4_000_000",
-            "tie_embeddings=false",
-            "held_out=json/*, csv.py",
-        ]
-    )
+    numbers = ["steps=7", "learning_rate=1e-4", "mtp_weights=0.5,0.2,0", "mtp_switch_tokens=3e6,4_000_000"]
+    others = ["tie_embeddings=false", "held_out=json/*, csv.py", "dtype=bfloat16"]
+    experiment = Experiment().override([*numbers, *others])
     assert experiment.steps == 7
     assert experiment.learning_rate == 1e-4
     assert experiment.mtp_weights == (0.5, 0.2, 0.0)

@@ -32,7 +32,7 @@ def _start(*arguments, environment=None):
 
 def _run(*arguments, environment=None):
     process = _start(*arguments, environment=environment)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=900)
     return process.returncode, out, err
 
 
@@ -105,11 +105,10 @@ def test_a_run_killed_again_and_again_equals_one_that_was_not(text_folder, tmp_p
     for round_number, (event, delay) in enumerate(waits):
         before = num_rows()
         process = _start(*arguments(killed), environment=compilation_cache)
-        deadline = time.monotonic() + 200
-        wanted = (
-            (lambda: (killed / "config.json").exists()) if event == "config" else (lambda b=before: num_rows() > b + 2)
-        )
-        while not wanted() and process.poll() is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + 600
+        while process.poll() is None and time.monotonic() < deadline:
+            if (killed / "config.json").exists() if event == "config" else num_rows() > before + 2:
+                break
             time.sleep(0.002)
         time.sleep(delay)
         assert process.poll() is None, f"round {round_number} ended before it was killed: {process.communicate()[1]}"
@@ -132,7 +131,7 @@ def test_the_tiny_config_learns_and_resumes_after_sigterm(tmp_path):
     while not metrics.exists() and process.poll() is None:
         time.sleep(0.002)
     process.terminate()
-    assert process.wait(timeout=100) == 0
+    assert process.wait(timeout=600) == 0
     status, out, err = _run(*arguments)
     assert status == 0, err
     assert "step 24" in out
