@@ -65,7 +65,8 @@ def raise_faults(folder: Path, faults: list[str]) -> None:
 def read_files(folder: Path) -> tuple[tuple[TensorFile, ...], bytes | None, list[str]]:
     """Headers of all tensor files, the index as bytes (or None), and faults found so far.
 
-    With an index the files are those it names, else every `*.safetensors` in the folder.
+    Every `*.safetensors` in the folder counts, also one that the index leaves out: some tools add the head in a file
+    of its own and forget the index. Tensors that such a file repeats are then found twice, which is a fault.
 
     Raises:
       UserError: if there are no tensor files, or one of them, or the index, cannot be read.
@@ -75,9 +76,11 @@ def read_files(folder: Path) -> tuple[tuple[TensorFile, ...], bytes | None, list
     if index_path.is_file():
         weight_map, raw = _read_index(folder)
         listed = sorted(set(weight_map.values()))
-        faults = [f"{name} is not in {INDEX}" for name in present if name not in listed]
-        files, unreadable = _read_headers(folder, listed)
+        faults = []
+        files, unreadable = _read_headers(folder, sorted({*listed, *present}))
         for file in files:
+            if file.name not in listed:
+                continue
             inside = {name for name, where in weight_map.items() if where == file.name}
             if lacking := sorted(inside - file.entries.keys()):
                 faults.append(f"{INDEX} puts into {file.name}, which lacks them: {list_some(lacking)}")

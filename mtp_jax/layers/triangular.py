@@ -48,7 +48,7 @@ def _diagonal_blocks(x: Float[Array, "... C C"], block: int) -> Float[Array, "..
 
 
 def _substitute(strict: Float[Array, "... b b"]) -> Float[Array, "... b b"]:
-    """Row i of A is e_i - sum_{j<i} S_ij A_j. A loop, since unrolled it compiles ten times slower and runs no faster."""
+    """Row i of A is e_i - sum_{j<i} S_ij A_j. A loop: unrolled it compiles ten times slower and runs no faster."""
     size = strict.shape[-1]
     identity = jnp.eye(size, dtype=strict.dtype)
 

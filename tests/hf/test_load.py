@@ -185,11 +185,27 @@ def test_index_and_files_must_agree(tmp_path):
     with pytest.raises(UserError) as error:
         load_checkpoint(folder)
     for part in (
-        "stray.safetensors is not in model.safetensors.index.json",
+        "unexpected: x in stray.safetensors",
         "puts into one.safetensors, which lacks them: model.ghost, mtp.norm.weight",
         "two.safetensors holds, unlike model.safetensors.index.json says: model.norm.weight, mtp.norm.weight",
     ):
         assert part in str(error.value), part
+
+
+def test_a_head_in_a_file_that_the_index_leaves_out_is_found(tmp_path, plain):
+    folder = sharded(tmp_path)
+    content = tensors(TIED)
+    head = {name: content[name] for name in content if name.startswith("mtp.")}
+    trunk = {name: content[name] for name in content if name not in head}
+    for name in ("one.safetensors", "two.safetensors"):
+        (folder / name).unlink()
+    (folder / "one.safetensors").write_bytes(file_bytes(trunk))
+    (folder / "mtp.safetensors").write_bytes(file_bytes(head))
+    (folder / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(trunk, "one.safetensors")}))
+    assert_same(leaves(folder), leaves(plain))
+    (folder / "copy.safetensors").write_bytes(file_bytes(head))
+    with pytest.raises(UserError, match=r"written twice: mtp\.fc\.weight, in copy\.safetensors and mtp\.safetensors"):
+        load_checkpoint(folder)
 
 
 def test_a_missing_file_of_the_index_is_named(tmp_path):
