@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import jax
 import numpy as np
 import pytest
-from conftest import read_rows
+from small_run import read_rows
 
 from mtp_jax.errors import UserError
 from mtp_jax.text import Tokenizer

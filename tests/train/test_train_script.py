@@ -12,7 +12,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from conftest import SETTINGS, read_rows
+from small_run import SETTINGS, read_rows
 
 from train.checkpoint import load_for_export
 from train.experiment import Experiment
