@@ -11,34 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from small_models import MODELS, VOCAB
 
 from mtp_jax import state as states
-from mtp_jax.config import AttentionConfig, DeltaNetConfig, LayerType, ModelConfig, interleaved
 from mtp_jax.documents import documents
-from mtp_jax.mtp import MTPModel, init_params
+from mtp_jax.mtp import init_params
 from mtp_jax.state import AttentionTrail, DeltaState, State, Trail
 
 SLOTS = 160
-VOCAB = 53
-
-
-def config(layer_types):
-    return ModelConfig(
-        vocab_size=VOCAB,
-        width=24,
-        mlp_width=40,
-        layer_types=layer_types,
-        attention=AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=10, rotary_dim=4, rope_theta=1e4),
-        delta=DeltaNetConfig(num_v_heads=4, num_k_heads=2, head_k_dim=5, head_v_dim=7),
-    )
-
-
-LINEAR, FULL = (LayerType.LINEAR,), (LayerType.FULL,)
-MODELS = {
-    "delta": MTPModel(config(LINEAR)),
-    "attention": MTPModel(config(FULL)),
-    "hybrid": MTPModel(config(interleaved(4, 2))),
-}
 
 
 class Trunk:

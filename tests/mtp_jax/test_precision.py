@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from test_contracts import MODELS
+from small_models import MODELS
 
 from mtp_jax.mtp import MTPModel, init_params
 
