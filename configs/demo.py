@@ -8,6 +8,10 @@ def demo() -> Experiment:
 
     Run: `python scripts/train.py --config demo --workdir runs/demo`. On Linux `GLIBC_TUNABLES=glibc.malloc.hugetlb=1`
     before it saves 15 % of the processor time, which goes into page faults of the step's buffers otherwise.
+
+    Expect (4,682,892 parameters, Python 3.11.7's library, commit 3250db3): 12.3 M tokens, four epochs, in 58 minutes on
+    2 cores that other work shared at first (about 4,500 tokens/s alone). Held-out modules, 1,000 steps apart: main
+    loss 3.23, 2.73, 2.55, .. and 2.353 at the end, agreement 0.58, 0.67, 0.68, .. and 0.702, accuracy 0.503.
     """
     return Experiment(
         steps=6000,

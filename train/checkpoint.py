@@ -159,12 +159,17 @@ def save_folder(path: Path, write: Callable[[Path], None]) -> None:
 class Checkpoints:
     """Saves and restores the training state. Orbax renames a checkpoint into place when it is complete."""
 
-    def __init__(self, workdir: Workdir, keep: int = 0) -> None:
+    def __init__(self, workdir: Workdir, *, keep: int | None = None) -> None:
+        """With `keep`, the number of latest checkpoints to keep (0: all), this writes and first removes what a killed
+        run left unfinished. Without, it only reads, and leaves a run that is going on alone."""
         # Its notes on every save would drown the progress.
         logging.getLogger("absl").setLevel(logging.ERROR)
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep or None, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
+        if keep is None:
+            options = ocp.CheckpointManagerOptions(read_only=True)
+        else:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=keep or None, enable_async_checkpointing=False, cleanup_tmp_directories=True
+            )
         self._manager = ocp.CheckpointManager(workdir.checkpoints.absolute(), options=options)
 
     def latest(self) -> int | None:

@@ -52,7 +52,7 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     workdir.create(experiment, tokenizer, record)
 
     model = MTPModel(config=experiment.model_config(), dtype=jnp.dtype(experiment.dtype))
-    checkpoints = Checkpoints(workdir, experiment.keep_checkpoints)
+    checkpoints = Checkpoints(workdir, keep=experiment.keep_checkpoints)
     try:
         latest = checkpoints.latest()
         if latest is None:

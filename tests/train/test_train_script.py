@@ -131,7 +131,8 @@ def test_the_tiny_config_learns_and_resumes_after_sigterm(tmp_path):
     while not metrics.exists() and process.poll() is None:
         time.sleep(0.002)
     process.terminate()
-    assert process.wait(timeout=600) == 0
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
     status, out, err = _run(*arguments)
     assert status == 0, err
     assert "step 24" in out
