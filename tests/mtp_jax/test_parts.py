@@ -100,11 +100,11 @@ def test_attention_equals_its_definition_per_head():
 def test_norms_compute_in_float32(dtype):
     x = (100 * jax.random.normal(jax.random.key(0), (2, 3, 8))).astype(dtype)
     z = jax.random.normal(jax.random.key(1), (2, 3, 8)).astype(dtype)
-    scale = jax.random.normal(jax.random.key(2), (8,))
+    scale = np.asarray(jax.random.normal(jax.random.key(2), (8,)))
     exact = np.asarray(x, np.float64)
     normed = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-6)
-    centred = RMSNorm(1e-6).apply({"params": {"scale": scale}}, x)
-    gated = GatedRMSNorm(1e-6).apply({"params": {"scale": scale}}, x, z)
+    centred = RMSNorm(1e-6).apply({"params": {"scale": jnp.asarray(scale)}}, x)
+    gated = GatedRMSNorm(1e-6).apply({"params": {"scale": jnp.asarray(scale)}}, x, z)
     gate = np.asarray(z, np.float64)
     tolerance = 1e-5 if dtype == jnp.float32 else 2**-7
     assert centred.dtype == gated.dtype == dtype
