@@ -132,7 +132,7 @@ def write_json(record: dict[str, Any], target: str) -> None:
         partial.unlink(missing_ok=True)
 
 
-def add_checkpoint_flag(parser: argparse.ArgumentParser) -> None:
+def add_checkpoint_flag(parser: argparse._ActionsContainer) -> None:
     """`--checkpoint DIR`, by default the shipped model. Hand the value to `existing_checkpoint`."""
     parser.add_argument(
         "--checkpoint",

@@ -118,8 +118,8 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
 
 def transformers_decoder(folder: Path, dtype):
     """Plain greedy `generate` of transformers on the same folder; gives the seconds for a number of new tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    import torch  # pyright: ignore[reportMissingImports]  (the peer extra)
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, str(dtype))).eval()
     model.generation_config.eos_token_id = None
