@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import _cli
 
@@ -121,7 +122,7 @@ def transformers_decoder(folder: Path, dtype):
     import torch  # pyright: ignore[reportMissingImports]  (the peer extra)
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, str(dtype))).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, str(dtype))).eval()
     model.generation_config.eos_token_id = None
     prompt = torch.tensor([PROMPT])
 
