@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from infer.sampling import choose
 from infer.verify import Outcome, Verdict, settle, verify_greedy
 from mtp_jax.mtp import MTPModel
-from mtp_jax.state import State, commit, empty_head_state, empty_trunk_state
+from mtp_jax.state import State, commit
 
 RUNNING, STOP, LENGTH = 0, 1, 2  # values of DecodeCarry.finish
 
@@ -100,11 +100,10 @@ def prefill(
     """
     batch, width = tokens.shape
     bound = model.bind({"params": params})
-    trunk = empty_trunk_state(model.config, batch, num_slots, model.dtype)
+    trunk, head = model.empty_state(batch, num_slots)
     hidden, trunk = bound.extend(tokens, trunk, lengths)
     first = choose(bound.logits(_at(hidden, lengths - 1)), limits.num_ids)
 
-    head = empty_head_state(model.config, batch, num_slots, model.dtype)
     draft_hidden = jnp.zeros((batch, model.config.width), model.dtype)
     if with_head:
         is_last = jnp.arange(width)[None, :] == lengths[:, None] - 1
