@@ -65,13 +65,13 @@ def parse_ids(text: str) -> list[int]:
 
 
 def read_prompt_file(path: Path) -> str:
-    """The text of a file.
+    """The text of a file, line ends as they are.
 
     Raises:
       UserError: it cannot be read as UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -86,7 +86,9 @@ def read_prompts(path: Path, tokenizer: Tokenizer | None, chat: bool = False) ->
     Raises:
       UserError: the file or a row is not of this form, or there is no prompt in it.
     """
-    lines = [(n, line) for n, line in enumerate(read_prompt_file(path).splitlines(), 1) if line.strip()]
+    # Not splitlines: it also cuts at form feeds and at U+2028, which JSON may hold as they are.
+    whole = enumerate(read_prompt_file(path).replace("\r\n", "\n").split("\n"), 1)
+    lines = [(n, line) for n, line in whole if line.strip()]
     if not lines:
         raise UserError(f"{path}: expected at least one prompt, got an empty file")
     if path.suffix != ".jsonl":

@@ -30,6 +30,14 @@ def test_lines(tmp_path, tokenizer):
     assert got[1].ids == tokenizer.encode(" two")
 
 
+def test_a_file_is_read_as_it_is_and_cut_at_line_ends_only(tmp_path, tokenizer):
+    (tmp_path / "p.txt").write_bytes("one\r\ntwo\x0c\u2028three\r\n".encode())
+    assert read_prompt_file(tmp_path / "p.txt") == "one\r\ntwo\x0c\u2028three\r\n"
+    assert [prompt.text for prompt in read_prompts(tmp_path / "p.txt", tokenizer)] == ["one", "two\x0c\u2028three"]
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a\u2028b"}\n', encoding="utf-8")
+    assert [prompt.text for prompt in read_prompts(tmp_path / "p.jsonl", tokenizer)] == ["a\u2028b"]
+
+
 def test_rows(tmp_path, tokenizer):
     rows = '{"prompt": "a\\nb"}\n{"prompt_ids": [3, 4], "extra": 1}\n{"messages": [{"role": "user", "content": "q"}]}\n'
     (tmp_path / "p.jsonl").write_text(rows, encoding="utf-8")
