@@ -10,7 +10,6 @@ from mtp_jax.text import Tokenizer
 
 DRAFT_STYLE = "bold green"
 OPEN, CLOSE = "‹", "›"
-MARKS = ("auto", "colour", "brackets", "none")
 UNFINISHED = "\ufffd"  # what a decoder makes of bytes that are not a whole character
 
 
@@ -40,7 +39,7 @@ def marked_text(generation: Generation, tokenizer: Tokenizer | None, console: Co
     """The generation's text with accepted drafts in colour, between ‹ and ›, or unmarked.
 
     Args:
-      marks: one of `MARKS`; `auto` is colour where the console shows it, else brackets.
+      marks: colour, brackets or none; auto is colour where the console shows it, else brackets.
     """
     if marks == "auto":
         marks = "colour" if console.color_system is not None and not console.no_color else "brackets"

@@ -66,7 +66,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text = action.help
-        if text is None or "%(default)" in text or action.default in (None, argparse.SUPPRESS, False):
+        if text is None or "%(default)" in text or action.default in (None, argparse.SUPPRESS, False, []):
             return text
         return f"{text} (default: %(default)s)"
 
