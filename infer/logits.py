@@ -89,8 +89,8 @@ def _head(
     ids: Int[Array, "B T"],
     hidden: Float[Array, "B T D"],
     main: Float[Array, "B T vocab"],
-) -> tuple[Float[Array, "B X vocab"], Float[Array, "B Y vocab"]]:
-    """Logits of the head at the X = T - 1 given pairs, and of the Y chained drafts after them."""
+) -> tuple[Float[Array, "B T-1 vocab"], Float[Array, "B chained vocab"]]:
+    """Logits of the head at the T - 1 given pairs, and of the chained drafts after them."""
     bound = model.bind({"params": params})
     rows, length = ids.shape
     state = empty_head_state(model.config, rows, length - 1 + CHAINED, model.dtype)

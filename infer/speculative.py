@@ -25,7 +25,7 @@ class Limits(NamedTuple):
     """What may be emitted. Traced: other values do not compile again."""
 
     max_new: Int[Array, " B"]  # tokens; S - J_max - 1 at most together with the row's prompt
-    end_ids: Int[Array, " X"]  # an emitted one ends its row; negative entries are padding
+    end_ids: Int[Array, " ends"]  # an emitted one ends its row; negative entries are padding
     num_ids: Int[Array, ""]  # ids at or above it are never chosen
 
 
@@ -212,7 +212,7 @@ def advance(model: MTPModel, carry: DecodeCarry, num_drafts: int, drafter: Draft
 def _emit(carry: DecodeCarry, verdict: Verdict, outcome: Outcome) -> DecodeCarry:
     """Appends the outcome's tokens to each row and says which rows are finished.
 
-    All X tokens of the verdict are written; those past `num_new` are overwritten by the next round or never
+    All tokens of the verdict are written; those past `num_new` are overwritten by the next round or never
     read.
     """
     is_draft = jnp.arange(verdict.tokens.shape[1])[None, :] < verdict.accepted[:, None]

@@ -11,7 +11,7 @@ from infer.sampling import choose
 class Verdict(NamedTuple):
     """What verification says, before limits and end ids: the first `accepted` + 1 of `tokens` count."""
 
-    tokens: Int[Array, "B X"]  # X = J + 1: the drafts that stand, then the token that follows them
+    tokens: Int[Array, "B J+1"]  # the drafts that stand, then the token that follows them
     accepted: Int[Array, " B"]  # drafts that stand, 0 to J
 
 
@@ -44,7 +44,7 @@ def verify_greedy(drafts: Int[Array, "B J"], logits: Float[Array, "B J+1 vocab"]
     return Verdict(tokens, jnp.sum(jnp.cumprod(stands, axis=1), axis=1))
 
 
-def settle(verdict: Verdict, remaining: Int[Array, " B"], end_ids: Int[Array, " X"]) -> Outcome:
+def settle(verdict: Verdict, remaining: Int[Array, " B"], end_ids: Int[Array, " ends"]) -> Outcome:
     """Cuts a verdict to what each row may still emit, and after its first end id.
 
     A draft past the limit is not counted as drafted, nor is one past an accepted end id: neither could have

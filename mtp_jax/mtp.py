@@ -77,7 +77,7 @@ class OutputMatrix(nn.Module):
         shape = (self.config.width, self.config.vocab_size)
         self.kernel = self.param("kernel", nn.initializers.normal(0.02), shape, jnp.float32)
 
-    def logits(self, hidden: Float[Array, "*N D"]) -> Float[Array, "*N vocab"]:
+    def logits(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch vocab"]:
         """Scores of every token, in float32 whatever the compute dtype."""
         kernel = self.kernel.astype(self.dtype)
         return jnp.matmul(hidden.astype(self.dtype), kernel, preferred_element_type=jnp.float32)
@@ -115,7 +115,7 @@ class MTPModel(nn.Module):
         """Token embeddings in the compute dtype; ids must lie within the vocabulary."""
         return self.lm_head.embed(tokens) if self.config.tie_embeddings else self.embed_tokens(tokens)
 
-    def logits(self, hidden: Float[Array, "*N D"]) -> Float[Array, "*N vocab"]:
+    def logits(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch vocab"]:
         """float32 scores of the token after a normed hidden state, the trunk's or the head's."""
         return self.lm_head.logits(hidden)
 

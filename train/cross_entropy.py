@@ -13,20 +13,20 @@ from jaxtyping import Array, Float, Int
 
 
 def weighted_cross_entropy(
-    hidden: Float[Array, "X D"],
+    hidden: Float[Array, "T D"],
     kernel: Float[Array, "D vocab"],
-    labels: Int[Array, " X"],
-    weights: Float[Array, " X"],
+    labels: Int[Array, " T"],
+    weights: Float[Array, " T"],
     chunk: int,
-) -> tuple[Float[Array, ""], Float[Array, " X"], Int[Array, " X"]]:
+) -> tuple[Float[Array, ""], Float[Array, " T"], Int[Array, " T"]]:
     """Weighted sum of the tokens' cross entropies, and what each token gave.
 
-        loss_x = logsumexp(hidden_x kernel) - (hidden_x kernel)[label_x],    total = sum_x weights_x loss_x
+        loss_t = logsumexp(hidden_t kernel) - (hidden_t kernel)[label_t],    total = sum_t weights_t loss_t
 
     One call serves any number of loss terms: a term's weight divided by its count goes into `weights`.
 
     Args:
-      hidden: X tokens, in the compute dtype. Products run in that dtype and accumulate in float32.
+      hidden: T tokens, of all rows, in the compute dtype. Products run in that dtype and accumulate in float32.
       labels: ids in [0, vocab), also where the weight is 0.
       weights: 0 leaves a token out of the total, not out of the other two results.
       chunk: tokens whose logits exist at one time; the last chunk is filled up with weight 0.
@@ -78,7 +78,7 @@ def _scan(hidden, kernel, labels, weights, chunk, *, with_gradient) -> tuple[Arr
 
     def body(d_kernel, inputs):
         h, label, weight = inputs
-        logits = jnp.einsum("XD,DN->XN", h, matrix, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("TD,Dv->Tv", h, matrix, preferred_element_type=jnp.float32)
         best = jnp.argmax(logits, axis=-1)
         top = jnp.max(logits, axis=-1, keepdims=True)
         exponentials = jnp.exp(logits - top)
@@ -90,8 +90,8 @@ def _scan(hidden, kernel, labels, weights, chunk, *, with_gradient) -> tuple[Arr
         scale = weight[:, None] / normaliser
         d_logits = exponentials * scale - jnp.where(ids == label[:, None], weight[:, None], 0.0)
         d_logits = d_logits.astype(hidden.dtype)
-        d_h = jnp.einsum("XN,DN->XD", d_logits, matrix, preferred_element_type=jnp.float32)
-        d_kernel += jnp.einsum("XD,XN->DN", h, d_logits, preferred_element_type=jnp.float32)
+        d_h = jnp.einsum("Tv,Dv->TD", d_logits, matrix, preferred_element_type=jnp.float32)
+        d_kernel += jnp.einsum("TD,Tv->Dv", h, d_logits, preferred_element_type=jnp.float32)
         return d_kernel, (loss, best, d_h.astype(hidden.dtype))
 
     start = jnp.zeros(kernel.shape if with_gradient else (), jnp.float32)

@@ -24,11 +24,11 @@ def attend(
     Scores and softmax are float32; the result has v's dtype. Every query must see at least one slot.
     """
     batch, time, heads, width = q.shape
-    grouped = q.reshape(batch, time, k.shape[1], heads // k.shape[1], width)
-    scores = jnp.einsum("BTGRK,BGSK->BGRTS", grouped, k, preferred_element_type=jnp.float32)
+    grouped = q.reshape(batch, time, k.shape[1], heads // k.shape[1], width)  # [B T G r K], r = H / G
+    scores = jnp.einsum("BTGrK,BGSK->BGrTS", grouped, k, preferred_element_type=jnp.float32)
     scores = jnp.where(visible[:, None, None], scores * width**-0.5, -jnp.inf)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("BGRTS,BGSK->BTGRK", weights, v).reshape(batch, time, heads, width)
+    return jnp.einsum("BGrTS,BGSK->BTGrK", weights, v).reshape(batch, time, heads, width)
 
 
 class GatedAttention(nn.Module):

@@ -42,7 +42,7 @@ def _product(a: Array, b: Array) -> Array:
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def _diagonal_blocks(x: Float[Array, "... C C"], block: int) -> Float[Array, "... N b b"]:
+def _diagonal_blocks(x: Float[Array, "... C C"], block: int) -> Float[Array, "... n b b"]:
     count = x.shape[-1] // block
     return jnp.stack([x[..., i * block : (i + 1) * block, i * block : (i + 1) * block] for i in range(count)], axis=-3)
 
