@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_jax.errors import UserError
+from mtp_jax.files import read_text
 from mtp_jax.text import Tokenizer
 
 
@@ -64,20 +65,6 @@ def parse_ids(text: str) -> list[int]:
     return ids
 
 
-def read_prompt_file(path: Path) -> str:
-    """The text of a file, line ends as they are.
-
-    Raises:
-      UserError: it cannot be read as UTF-8.
-    """
-    try:
-        return path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#04x}") from error
-
-
 def read_prompts(path: Path, tokenizer: Tokenizer | None, chat: bool = False) -> list[Prompt]:
     """Several prompts: a `.jsonl` file with `prompt`, `prompt_ids` or `messages` a row, else one text a line.
 
@@ -87,7 +74,7 @@ def read_prompts(path: Path, tokenizer: Tokenizer | None, chat: bool = False) ->
       UserError: the file or a row is not of this form, or there is no prompt in it.
     """
     # Not splitlines: it also cuts at form feeds and at U+2028, which JSON may hold as they are.
-    whole = enumerate(read_prompt_file(path).replace("\r\n", "\n").split("\n"), 1)
+    whole = enumerate(read_text(path).replace("\r\n", "\n").split("\n"), 1)
     lines = [(n, line) for n, line in whole if line.strip()]
     if not lines:
         raise UserError(f"{path}: expected at least one prompt, got an empty file")

@@ -1,4 +1,4 @@
-"""Reading and writing the small text files beside a checkpoint: errors name the file, writes are whole."""
+"""Reading and writing small files: errors name the file, writes are whole."""
 
 import json
 import os
@@ -9,13 +9,13 @@ from mtp_jax.errors import UserError
 
 
 def read_text(path: Path) -> str:
-    """The file's text.
+    """The file's text, line ends as they are.
 
     Raises:
       UserError: if it cannot be read or is not UTF-8.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: expected UTF-8 text, got other bytes at offset {error.start}") from error
     except OSError as error:
@@ -38,12 +38,16 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_text(path: Path, text: str) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
     """Writes beside the final name and renames, so that no half-written file is ever seen."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
+    partial.write_bytes(content)
     os.replace(partial, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes UTF-8, whole or not at all, line ends as they are."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

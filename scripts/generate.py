@@ -64,10 +64,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from infer.generator import Generator
     from infer.marked_text import marked_text, summary
-    from infer.prompts import parse_ids, prompt_from_text, read_prompt_file
+    from infer.prompts import parse_ids, prompt_from_text
+    from mtp_jax.files import read_text
 
     ids = parse_ids(args.prompt_ids) if args.prompt_ids is not None else None
-    text = read_prompt_file(args.prompt_file) if args.prompt_file is not None else args.prompt
+    text = read_text(args.prompt_file) if args.prompt_file is not None else args.prompt
     progress = Console(stderr=True)
     with progress.status("loading"):
         generator = Generator.from_checkpoint(folder, dtype=_cli.compute_dtype(args.dtype), trunk_only=args.trunk_only)

@@ -13,6 +13,7 @@ import _cli
 
 from configs import PRESETS
 from mtp_jax.errors import UserError
+from mtp_jax.files import write_text
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not rows:
         raise UserError(f"--lines {args.lines}: config {args.config} holds out no document with that many lines")
     try:
-        args.out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        write_text(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     except OSError as error:
         raise UserError(f"--out {args.out}: cannot be written: {error.strerror}") from error
 

@@ -25,6 +25,7 @@ from jaxtyping import PyTree
 
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
+from mtp_jax.files import read_json_object, write_bytes, write_json
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import Tokenizer
 from train.experiment import Experiment
@@ -87,7 +88,7 @@ class Workdir:
         """Raises:
         UserError: if the run began with other data.
         """
-        if self.data.is_file() and json.loads(self.data.read_text(encoding="utf-8"))["fingerprint"] != fingerprint:
+        if self.data.is_file() and read_json_object(self.data).get("fingerprint") != fingerprint:
             raise UserError(f"--workdir {self.root}: the data has changed since the run began (see {self.data})")
 
     def create(self, experiment: Experiment, tokenizer: Tokenizer, data: dict[str, Any]) -> None:
@@ -122,7 +123,7 @@ class Workdir:
                 break
             kept.append(line)
         if len(kept) < len(lines):
-            replace_file(self.metrics, b"".join(kept))
+            write_bytes(self.metrics, b"".join(kept))
 
     def last_row(self) -> dict[str, Any]:
         """The last row of metrics.jsonl; empty if there is none."""
@@ -133,18 +134,6 @@ class Workdir:
         """Adds one line to metrics.jsonl in a single write, numbers unrounded."""
         with open(self.metrics, "ab", buffering=0) as file:
             file.write((json.dumps(row, allow_nan=False) + "\n").encode("utf-8"))
-
-
-def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Writes a JSON file whole or not at all."""
-    replace_file(path, (json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8"))
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 def save_folder(path: Path, write: Callable[[Path], None]) -> None:

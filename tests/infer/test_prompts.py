@@ -2,8 +2,9 @@
 
 import pytest
 
-from infer.prompts import parse_ids, prompt_from_text, read_prompt_file, read_prompts
+from infer.prompts import parse_ids, prompt_from_text, read_prompts
 from mtp_jax.errors import UserError
+from mtp_jax.files import read_text
 from mtp_jax.text import train_bpe
 
 
@@ -32,7 +33,7 @@ def test_lines(tmp_path, tokenizer):
 
 def test_a_file_is_read_as_it_is_and_cut_at_line_ends_only(tmp_path, tokenizer):
     (tmp_path / "p.txt").write_bytes("one\r\ntwo\x0c\u2028three\r\n".encode())
-    assert read_prompt_file(tmp_path / "p.txt") == "one\r\ntwo\x0c\u2028three\r\n"
+    assert read_text(tmp_path / "p.txt") == "one\r\ntwo\x0c\u2028three\r\n"
     assert [prompt.text for prompt in read_prompts(tmp_path / "p.txt", tokenizer)] == ["one", "two\x0c\u2028three"]
     (tmp_path / "p.jsonl").write_text('{"prompt": "a\u2028b"}\n', encoding="utf-8")
     assert [prompt.text for prompt in read_prompts(tmp_path / "p.jsonl", tokenizer)] == ["a\u2028b"]
@@ -59,9 +60,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path, tokenizer):
     (tmp_path / "bytes").write_bytes(b"\xff")
     (tmp_path / "blank").write_text("\n \n")
     with pytest.raises(UserError, match="bytes: expected UTF-8 text"):
-        read_prompt_file(tmp_path / "bytes")
+        read_text(tmp_path / "bytes")
     with pytest.raises(UserError, match="missing: cannot be read"):
-        read_prompt_file(tmp_path / "missing")
+        read_text(tmp_path / "missing")
     with pytest.raises(UserError, match="blank: expected at least one prompt"):
         read_prompts(tmp_path / "blank", tokenizer)
 
