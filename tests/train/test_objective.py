@@ -101,12 +101,13 @@ def test_terms_equal_plain_cross_entropy_and_autodiff(model, params, gradient, o
         logits, draft = bound.logits(hidden), bound.logits(head)
         main, mtp = mean(logits, next_tokens, main_mask), mean(draft, second_tokens, mtp_mask)
         agreement = jnp.argmax(draft, -1)[:, :-1] == jnp.argmax(logits, -1)[:, 1:]
-        return main + 0.7 * mtp, (main, mtp, agreement)
+        return main + 0.7 * mtp, (main, mtp, jnp.argmax(draft, -1) == second_tokens, agreement)
 
-    (_, (main, mtp, agreement)), expected = jax.value_and_grad(plain, has_aux=True)(params)
+    (_, (main, mtp, correct, agreement)), expected = jax.value_and_grad(plain, has_aux=True)(params)
     _, report = objective(params, tokens, segments, _weight(0.7), chunk=CHUNK)
     np.testing.assert_allclose(report.main_loss, main, rtol=1e-6)
     np.testing.assert_allclose(report.mtp_loss, mtp, rtol=1e-6)
+    np.testing.assert_allclose(report.mtp_accuracy, correct[mtp_mask].mean(), rtol=1e-6)
     np.testing.assert_allclose(report.mtp_agreement, agreement[mtp_mask[:, :-1]].mean(), rtol=1e-6)
     got = gradient(params, tokens, segments, _weight(0.7))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-6), got, expected)

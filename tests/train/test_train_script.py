@@ -44,6 +44,7 @@ def test_help_lists_every_setting():
         assert field.metadata["meaning"] in out
     for flag in ("--config", "--data", "--workdir", "--set", "--json"):
         assert flag in out
+    assert "(default: [])" not in out
 
 
 @pytest.mark.parametrize(
