@@ -70,3 +70,13 @@ def test_evaluation_equals_the_training_losses(start):
     _, metrics = _step(start)
     np.testing.assert_allclose(losses.main_loss, metrics.losses.main_loss, rtol=1e-6)
     np.testing.assert_allclose(losses.mtp_loss, metrics.losses.mtp_loss, rtol=1e-6)
+
+
+def test_bfloat16_products_over_float32_weights(start):
+    """The loss and gradient are float32's up to rounding, and what is trained and kept stays float32."""
+    model = dataclasses.replace(MODEL, dtype=jnp.dtype(jnp.bfloat16))
+    state, metrics = train_step(model, EXPERIMENT, jax.device_put(start), *_batch(), jnp.float32(0.3))
+    _, exact = _step(start)
+    np.testing.assert_allclose(metrics.losses.loss, exact.losses.loss, rtol=2e-3)
+    np.testing.assert_allclose(metrics.grad_norm, exact.grad_norm, rtol=0.05)
+    assert {leaf.dtype for leaf in jax.tree.leaves((state.params, metrics.losses))} == {jnp.dtype(jnp.float32)}
