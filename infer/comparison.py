@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infer.generator import Generation, Generator
+from infer.request import cache_length_for
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def compare(
     plain, *others = (
         replace(generation, seconds=statistics.median(taken)) for generation, taken in zip(warm, seconds, strict=True)
     )
-    cache_length = generator.cache_length([prompt], max_new_tokens)
+    cache_length = cache_length_for(generator.model.config, [prompt], max_new_tokens)
     return [
         Comparison(j, plain, other, first_difference(generator, prompt, plain.tokens, other.tokens, cache_length))
         for j, other in zip(num_draft_tokens, others, strict=True)

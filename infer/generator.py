@@ -1,7 +1,8 @@
-"""Prompts in, generations out: checks, shape buckets, compiled programs kept per shape, statistics."""
+"""Prompts in, generations out: shape buckets, compiled programs kept per shape, statistics."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float, Int, PyTree
 
+from infer.request import bucket, cache_length_for, check_request
 from infer.speculative import (
     LENGTH,
     STOP,
@@ -24,13 +26,11 @@ from infer.speculative import (
     next_token_logits,
     prefill,
 )
-from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import Tokenizer, end_ids
 
 FINISH_REASONS = {STOP: "stop", LENGTH: "length"}
-MIN_CACHE_LENGTH = 64
 MIN_PROMPT_WIDTH = 16
 MIN_MAX_DRAFTS = 7  # calls with any J up to it share their buffers' shapes
 
@@ -128,11 +128,6 @@ class Generator:
         model = MTPModel(checkpoint.config, dtype)
         return cls(model, checkpoint.params, tokenizer, end_ids(folder, tokenizer))
 
-    @property
-    def has_head(self) -> bool:
-        """Whether there is an MTP head to draft with."""
-        return self.model.config.num_mtp_layers > 0 and "mtp" in self.params
-
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
@@ -157,10 +152,11 @@ class Generator:
           UserError: a prompt is empty, too long or holds ids outside the vocabulary, a number is out of
             range, or J > 0 without a head.
         """
-        self.check(prompts, max_new_tokens, num_draft_tokens)
+        config = self.model.config
+        check_request(config, prompts, max_new_tokens, num_draft_tokens)
         if not prompts:
             return []
-        cache_length = self.cache_length(prompts, max_new_tokens, cache_length)
+        cache_length = cache_length_for(config, prompts, max_new_tokens, cache_length)
         carry, seconds, compile_seconds = self._run(prompts, max_new_tokens, num_draft_tokens, cache_length, drafter)
         # Everything but the caches, in one transfer.
         host = jax.device_get((carry.num_new, carry.finish, carry.tokens, carry.from_draft, carry.statistics))
@@ -176,15 +172,16 @@ class Generator:
 
         Not masked by the tokenizer's length.
         """
-        self.check([prompt], num_new, 0)
-        cache_length = self.cache_length([prompt], num_new, cache_length)
+        check_request(self.model.config, [prompt], num_new, 0)
+        cache_length = cache_length_for(self.model.config, [prompt], num_new, cache_length)
         if num_new:
             carry, *_ = self._run([prompt], num_new, 0, cache_length, draft_with_head)
         else:
             # The prompt's last token takes the place of the newest token, unread by the trunk.
             carry, *_ = self._run([prompt[:-1]], 0, 0, cache_length, draft_with_head)
             carry = carry._replace(last=jnp.asarray(prompt[-1:], jnp.int32))
-        return np.asarray(next_token_logits(self.model, self.params, carry))[0]
+        with self._precision():
+            return np.asarray(next_token_logits(self.model, self.params, carry))[0]
 
     def _run(
         self,
@@ -211,6 +208,28 @@ class Generator:
 
         shapes = (len(prompts), width, num_slots, max_drafts, len(limits.end_ids), num_drafts > 0)
         started = time.perf_counter()
+        with self._precision():
+            read_prompts, run_rounds = self._compiled(shapes, tokens, lengths, limits, num_drafts, drafter)
+        compile_seconds = time.perf_counter() - started
+
+        started = time.perf_counter()
+        carry = read_prompts(self.params, tokens, lengths, limits)
+        if num_drafts:
+            check_can_draft(carry)
+        carry = jax.block_until_ready(run_rounds(self.params, carry))
+        return carry, time.perf_counter() - started, compile_seconds
+
+    def _compiled(
+        self,
+        shapes: tuple[int | bool, ...],
+        tokens: Int[np.ndarray, "B T"],
+        lengths: Int[np.ndarray, " B"],
+        limits: Limits,
+        num_drafts: int,
+        drafter: Drafter,
+    ) -> tuple[Callable[..., DecodeCarry], Callable[..., DecodeCarry]]:
+        """The two programs for these shapes: one reads prompts, the other runs rounds. Kept once compiled."""
+        _, _, num_slots, max_drafts, _, with_head = shapes
         if (key := ("prefill", *shapes)) not in self._programs:
             lowered = prefill.lower(
                 self.model,
@@ -220,7 +239,7 @@ class Generator:
                 limits,
                 num_slots=num_slots,
                 max_drafts=max_drafts,
-                with_head=num_drafts > 0,
+                with_head=with_head,
             )
             self._programs[key] = lowered.compile(), lowered.out_info
         read_prompts, carry_shapes = self._programs[key]
@@ -228,15 +247,12 @@ class Generator:
         if (key := ("decode", shapes[0], *shapes[2:], num_drafts, drafter)) not in self._programs:
             lowered = decode.lower(self.model, self.params, carry_shapes, num_drafts=num_drafts, drafter=drafter)
             self._programs[key] = lowered.compile()
-        run_rounds = self._programs[key]
-        compile_seconds = time.perf_counter() - started
+        return read_prompts, self._programs[key]
 
-        started = time.perf_counter()
-        carry = read_prompts(self.params, tokens, lengths, limits)
-        if num_drafts:
-            check_can_draft(carry)
-        carry = jax.block_until_ready(run_rounds(self.params, carry))
-        return carry, time.perf_counter() - started, compile_seconds
+    def _precision(self) -> AbstractContextManager:
+        """float32 means float32: an accelerator's default rounds such products, and then passes over one token and over
+        several may choose differently."""
+        return jax.default_matmul_precision("highest") if self.model.dtype == jnp.float32 else nullcontext()
 
     @property
     def _num_ids(self) -> int:
@@ -268,58 +284,6 @@ class Generator:
             seconds=seconds,
             compile_seconds=compile_seconds,
         )
-
-    def check(self, prompts: Sequence[Sequence[int]], max_new_tokens: int, num_drafts: int) -> None:
-        """Refuses what `generate` cannot do, before anything is compiled.
-
-        Raises:
-          UserError: as `generate` says.
-        """
-        if max_new_tokens < 0:
-            raise UserError(f"the number of new tokens must be at least 0, got {max_new_tokens}")
-        if num_drafts < 0:
-            raise UserError(f"the number of draft tokens must be at least 0, got {num_drafts}")
-        if num_drafts and not self.has_head:
-            raise UserError(
-                f"drafting {num_drafts} tokens needs the MTP head, and this model was loaded without one: load a "
-                "checkpoint that has mtp.* tensors, not --trunk-only, or decode plainly with --num-draft-tokens 0"
-            )
-        vocab = self.model.config.vocab_size
-        for index, prompt in enumerate(prompts):
-            where = "the prompt" if len(prompts) == 1 else f"prompt {index}"
-            if not len(prompt):
-                raise UserError(f"{where} is empty: expected at least one token")
-            outside = next((i for i in prompt if not 0 <= i < vocab), None)
-            if outside is not None:
-                raise UserError(f"{where} holds id {outside}; expected ids from 0 to {vocab - 1}, the vocabulary")
-
-    def cache_length(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, cache_length: int | None = None
-    ) -> int:
-        """The cache length that `generate` uses: the given one, checked, or else the default for these prompts.
-
-        Raises:
-          UserError: the given one is out of range, or a prompt does not fit.
-        """
-        longest = max(map(len, prompts))
-        most = self.model.config.max_position_embeddings
-        if cache_length is None:
-            cache_length = min(bucket(longest + max_new_tokens, MIN_CACHE_LENGTH), most)
-        elif not 1 <= cache_length <= most:
-            raise UserError(
-                f"the cache length must be between 1 and the model's max_position_embeddings {most}, got {cache_length}"
-            )
-        if longest > cache_length:
-            raise UserError(f"a prompt of {longest} tokens does not fit into the cache of {cache_length} tokens")
-        return cache_length
-
-
-def bucket(size: int, smallest: int) -> int:
-    """The smallest of `smallest`, 2 `smallest`, 4 `smallest`, ... that is at least `size`."""
-    found = smallest
-    while found < size:
-        found *= 2
-    return found
 
 
 def _padded(ids: Sequence[int]) -> np.ndarray:

@@ -69,6 +69,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     from rich.table import Table
 
     from infer.generator import Generator
+    from infer.request import cache_length_for
     from infer.step_time import alternate, seconds_per_step, summary
 
     dtype = _cli.compute_dtype(args.dtype)
@@ -78,7 +79,7 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
         generator = Generator.from_checkpoint(folder, dtype=dtype)
         load_seconds = time.perf_counter() - started
     generator.end_ids = frozenset()  # every measurement has its full length
-    cache_length = generator.cache_length([PROMPT], 1 + args.steps)
+    cache_length = cache_length_for(generator.model.config, [PROMPT], 1 + args.steps)
 
     def ours(num_new: int) -> float:
         (generation,) = generator.generate([PROMPT], num_new, 0, cache_length=cache_length)

@@ -67,18 +67,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     from infer.generator import Generator
     from infer.marked_text import marked_text
     from infer.prompts import prompt_from_text, read_prompts
+    from infer.request import cache_length_for, check_request
+    from mtp_jax.hf import read_config
+    from mtp_jax.text import Tokenizer
 
-    dtype = _cli.compute_dtype(args.dtype)
-    generator = Generator.from_checkpoint(folder, dtype=dtype)
+    config, tokenizer = read_config(folder), Tokenizer.from_folder(folder)
     if args.prompts is not None:
-        prompts = read_prompts(args.prompts, generator.tokenizer, args.chat)
+        prompts = read_prompts(args.prompts, tokenizer, args.chat)
     else:
         texts = QUESTIONS if args.chat else PROMPTS
-        prompts = [prompt_from_text(text, generator.tokenizer, args.chat) for text in texts]
+        prompts = [prompt_from_text(text, tokenizer, args.chat) for text in texts]
+    ids = [prompt.ids for prompt in prompts]
+    check_request(config, ids, args.max_new_tokens, max(args.num_draft_tokens))
+    cache_length_for(config, ids, args.max_new_tokens)
+    dtype = _cli.compute_dtype(args.dtype)
+    generator = Generator.from_checkpoint(folder, dtype=dtype)
 
     console = Console(highlight=False, soft_wrap=True)
     quiet = args.json == "-"
-    generator.check([prompt.ids for prompt in prompts], args.max_new_tokens, max(args.num_draft_tokens))
     results = []
     progress = Console(stderr=True)
     for number, prompt in enumerate(prompts, 1):

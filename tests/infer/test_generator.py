@@ -1,11 +1,13 @@
 """What a caller of the generator meets: checks, buckets, one compilation, statistics."""
 
 import copy
+import dataclasses
 
 import jax
 import pytest
 
-from infer.generator import Generation, Generator, bucket
+from infer.generator import Generation, Generator
+from infer.request import bucket
 from mtp_jax.errors import UserError
 
 
@@ -31,7 +33,8 @@ def test_bad_input_is_a_users_error(generator, prompts, kwargs, message):
 
 def test_drafting_without_a_head_says_what_to_do(generator):
     params = {name: value for name, value in generator.params.items() if name != "mtp"}
-    trunk = Generator(generator.model, params)
+    config = dataclasses.replace(generator.model.config, num_mtp_layers=0)
+    trunk = Generator(dataclasses.replace(generator.model, config=config), params)
     with pytest.raises(UserError, match=r"not --trunk-only, or decode plainly with --num-draft-tokens 0"):
         trunk.generate([[1]], 4, 1)
 
