@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,24 +31,40 @@ USER_ERROR = 2
 
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> NoReturn:
-    """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError`, 130 when interrupted."""
+    """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError` or `OSError`, 130 if interrupted."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:
         main(argv)
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(USER_ERROR)
+        _fail(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr, flush=True)
         # At once: an ordinary exit takes modules down under compiler threads that still run, and crashes.
         os._exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader (`head`, say) has left. Python would complain once more when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         sys.exit(1)
+    except OSError as error:
+        # A name that is too long, a full disk, a folder that may not be read: wherever it is met, the machine's doing.
+        if error.errno is None:
+            raise
+        if error.filename is None:
+            _drop_stdout()  # it may be the one that is full
+        _fail(": ".join(map(str, filter(None, (error.filename, error.strerror)))))
     sys.exit(0)
+
+
+def _fail(message: str) -> NoReturn:
+    """Ends with the message as one line, whatever names from files or flags it repeats."""
+    print(f"error: {' '.join(message.splitlines())}", file=sys.stderr)
+    sys.exit(USER_ERROR)
+
+
+def _drop_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,6 +96,13 @@ def count(text: str) -> int:
 def positive(text: str) -> int:
     """An argparse type: an integer that is at least 1."""
     return _integer(text, 1)
+
+
+def path(text: str) -> Path:
+    """An argparse type: a path. Not `Path` itself, for which nothing (a variable that is not set) is this folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a path, got an empty name")
+    return Path(text)
 
 
 def _integer(text: str, least: int) -> int:
@@ -129,14 +153,15 @@ def write_json(record: dict[str, Any], target: str) -> None:
     except OSError as error:
         raise UserError(f"--json {target}: cannot be written: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none if all went well
+            partial.unlink()
 
 
 def add_checkpoint_flag(parser: argparse._ActionsContainer) -> None:
     """`--checkpoint DIR`, by default the shipped model. Hand the value to `existing_checkpoint`."""
     parser.add_argument(
         "--checkpoint",
-        type=Path,
+        type=path,
         default=DEMO_CHECKPOINT,
         metavar="DIR",
         help="folder with config.json and safetensors files",

@@ -10,7 +10,6 @@ fast. Times are medians over repeats in which plain and speculative take turns; 
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import _cli
 
@@ -37,7 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _cli.add_checkpoint_flag(parser)
     parser.add_argument(
         "--prompts",
-        type=Path,
+        type=_cli.path,
         metavar="FILE",
         help="one prompt a line or, in a .jsonl file, a row with prompt, prompt_ids or messages each "
         "(default: three beginnings of Python code; with --chat, two questions)",
@@ -62,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError(f"--prompts: expected a file, got {args.prompts}, which is not one")
 
     from rich.console import Console  # after the flags are checked: these imports take seconds
+    from rich.text import Text
 
     from infer.comparison import compare, comparison_table, totals
     from infer.generator import Generator
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.show_text and not quiet:
             last = comparisons[-1]
             console.rule(f"J = {last.num_draft_tokens}", style="dim")
-            console.print(prompt.text, style="dim", markup=False, end="")
+            console.print(Text(prompt.text, "dim"), end="" if generator.tokenizer else " ")
             console.print(marked_text(last.speculative, generator.tokenizer, console, args.marks))
     if args.json is not None:
         record = {
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for prompt, comparisons in results:
             for comparison in comparisons:
                 if comparison.first_difference is not None:
-                    console.print(f"{prompt.text!r}: {comparison.describe_difference()}", markup=False)
+                    console.print(Text(f"{prompt.text!r}: {comparison.describe_difference()}"))
 
 
 if __name__ == "__main__":

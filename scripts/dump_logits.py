@@ -3,9 +3,9 @@
 import argparse
 import os
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import suppress
 
-from _cli import Parser, add_checkpoint_flag, add_dtype_flag, compute_dtype, existing_checkpoint, run
+from _cli import Parser, add_checkpoint_flag, add_dtype_flag, compute_dtype, existing_checkpoint, path, run
 
 from mtp_jax.errors import UserError
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Not np.load: that would open archives too.
         with open(arguments.ids, "rb") as file:
             ids = np.lib.format.read_array(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # numpy's reader may raise anything, MemoryError and TokenError among others
         raise UserError(f"--ids {arguments.ids}: expected a .npy file of integers: {error}") from error
     check_ids(ids, read_config(folder).vocab_size)
     dtype = compute_dtype(arguments.dtype)
@@ -55,14 +55,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         raise UserError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # there is none if all went well
+            partial.unlink()
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=DESCRIPTION)
     add_checkpoint_flag(parser)
-    parser.add_argument("--ids", type=Path, required=True, metavar="FILE.npy", help="integers of shape [B, T]")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE.npz", help="file to write")
+    parser.add_argument("--ids", type=path, required=True, metavar="FILE.npy", help="integers of shape [B, T]")
+    parser.add_argument("--out", type=path, required=True, metavar="FILE.npz", help="file to write")
     parser.add_argument("--trunk-only", action="store_true", help="load the checkpoint without its MTP head")
     add_dtype_flag(parser)
     arguments = parser.parse_args(argv)

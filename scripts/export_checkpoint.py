@@ -3,9 +3,8 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from _cli import Parser, run
+from _cli import Parser, path, run
 
 DESCRIPTION = """\
 Write a model in the published layout (config.json, safetensors, tokenizer, chat template).
@@ -38,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(description=DESCRIPTION)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--workdir", type=Path, metavar="DIR", help="work directory of train.py")
-    source.add_argument("--checkpoint", type=Path, metavar="DIR", help="checkpoint in the published layout")
+    source.add_argument("--workdir", type=path, metavar="DIR", help="work directory of train.py")
+    source.add_argument("--checkpoint", type=path, metavar="DIR", help="checkpoint in the published layout")
     parser.add_argument("--step", type=int, metavar="N", help="training step to export (default: the last one saved)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write: new or empty")
+    parser.add_argument("--out", type=path, required=True, metavar="DIR", help="folder to write: new or empty")
     parser.add_argument(
         "--trunk-only",
         action="store_true",

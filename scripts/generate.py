@@ -9,7 +9,6 @@ The text is what plain greedy decoding gives; drafts that were accepted are mark
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 import _cli
 
@@ -23,7 +22,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _cli.add_checkpoint_flag(parser)
     prompt = parser.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="continue this text")
-    prompt.add_argument("--prompt-file", type=Path, metavar="FILE", help="continue the text of a UTF-8 file")
+    prompt.add_argument("--prompt-file", type=_cli.path, metavar="FILE", help="continue the text of a UTF-8 file")
     prompt.add_argument("--prompt-ids", metavar="IDS", help="continue these ids: 1,2,3; needs no tokenizer")
     parser.add_argument("--chat", action="store_true", help="put the text as a question, in the chat template")
     parser.add_argument(

@@ -7,7 +7,6 @@ Example:
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import _cli
 
@@ -21,7 +20,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--config", required=True, choices=list(PRESETS), help="the experiment that holds them out")
     parser.add_argument("--count", type=_cli.positive, default=24, metavar="N", help="prompts, evenly spaced")
     parser.add_argument("--lines", type=_cli.positive, default=12, metavar="N", help="lines a prompt")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSONL file to write")
+    parser.add_argument("--out", type=_cli.path, required=True, metavar="FILE", help="JSONL file to write")
     return parser.parse_args(argv)
 
 

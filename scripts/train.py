@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import _cli
 from _cli import run
@@ -27,12 +26,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     presets = {name: make() for name, make in PRESETS.items()}
     parser = _cli.Parser(prog="train.py", description=__doc__, epilog=EXAMPLES + "\n".join(setting_lines(presets)))
     parser.add_argument("--config", required=True, choices=list(PRESETS), help="the experiment to start from")
-    parser.add_argument("--workdir", required=True, type=Path, metavar="DIR", help="the run's folder; made if need be")
+    parser.add_argument(
+        "--workdir", required=True, type=_cli.path, metavar="DIR", help="the run's folder; made if need be"
+    )
     parser.add_argument(
         "--data",
         nargs="+",
         action="extend",
         default=[],
+        type=_cli.path,
         metavar="PATH",
         help="text files and folders to train on (every UTF-8 file in them); by default the standard library's sources",
     )
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     experiment = presets[args.config].override(args.set)
     if args.data:
         # Absolute, so that the run continues from any folder.
-        experiment = dataclasses.replace(experiment, data=tuple(str(Path(path).absolute()) for path in args.data))
+        experiment = dataclasses.replace(experiment, data=tuple(str(path.absolute()) for path in args.data))
 
     from train.loop import train  # here and not above: `--help` and mistakes in flags should not wait for JAX
     from train.progress import Progress

@@ -89,3 +89,31 @@ def test_write_json_leaves_only_the_file(cli, tmp_path):
 def test_scripts_do_not_hide_the_package_train(tmp_path):
     done = run_python("import train; print(train.__file__)")
     assert done.stdout.strip() == str(ROOT / "train" / "__init__.py")
+
+
+def test_a_message_that_repeats_line_ends_is_one_line(cli, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.run(lambda argv: cli.Parser(prog="x.py").parse_args(argv), ["a\nb"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_the_machine_refuses_is_one_line_and_status_2(cli, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.run(lambda argv: Path(argv[0]).stat(), ["x" * 300])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"error: {'x' * 300}: File name too long\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
+def test_a_full_disk_behind_stdout_is_one_line():
+    done = run_python(
+        "import os\ndef main(argv): os.dup2(os.open('/dev/full', os.O_WRONLY), 1); print('x')\n_cli.run(main)"
+    )
+    assert (done.returncode, done.stderr) == (2, "error: No space left on device\n")
+
+
+def test_write_json_beside_a_folder_in_its_way(cli, tmp_path):
+    (tmp_path / "out.json.partial").mkdir()
+    with pytest.raises(UserError, match=r"out\.json: cannot be written"):
+        cli.write_json({}, str(tmp_path / "out.json"))

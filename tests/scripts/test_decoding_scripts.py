@@ -140,11 +140,12 @@ def test_compare_as_json(call, checkpoint, tmp_path):
 
 
 def test_compare_for_people(call, checkpoint, tmp_path):
-    (tmp_path / "p.txt").write_text("def\n", encoding="utf-8")
+    (tmp_path / "p.txt").write_text("def :smile: [red]\n", encoding="utf-8")
     flags = ("--checkpoint", checkpoint, "--prompts", tmp_path / "p.txt", "--max-new-tokens", 20, "--repeats", 1)
     status, out, _ = call("compare_decoding", *flags, "--num-draft-tokens", "3", "--show-text")
     assert status == 0
     assert "J = 3" in out
+    assert "def :smile: [red]" in out
     assert "by position" in out
     assert "yes" in out
 

@@ -71,7 +71,18 @@ def test_ids_that_make_no_sense_are_refused(dump, ids, message):
     assert stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"not an array", b"\x93NUMPY\x01\x00"])
+def npy(header):
+    return b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"not an array", b"\x93NUMPY\x01\x00", npy(b"(((\n")),
+        npy(b"{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000000, 10)}\n"),
+        npy(b"{'descr': '<i8', 'fortran_order': False, 'shape': (99999999999999999999, 10)}\n"),
+    ],
+)
 def test_a_broken_file_is_named(call, folder, tmp_path, content):
     (tmp_path / "ids.npy").write_bytes(content)
     status, _, stderr = call(
