@@ -61,7 +61,10 @@ def parse_ids(text: str) -> list[int]:
     for item in text.split(","):
         if not re.fullmatch(r"\s*-?[0-9]+\s*", item):
             raise UserError(f"expected integers separated by commas, got {item.strip()!r} in {text!r}")
-        ids.append(int(item))
+        try:
+            ids.append(int(item))
+        except ValueError:
+            raise UserError(f"expected ids, got one of {len(item.strip())} digits") from None
     return ids
 
 
@@ -86,8 +89,8 @@ def read_prompts(path: Path, tokenizer: Tokenizer | None, chat: bool = False) ->
 def _prompt_from_row(line: str, where: str, tokenizer: Tokenizer | None, chat: bool) -> Prompt:
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{where}: expected a JSON object, got a line that is not JSON ({error.msg})") from error
+    except (ValueError, RecursionError) as error:  # not JSONDecodeError alone: integers may be too long
+        raise UserError(f"{where}: expected a JSON object, got a line that is not JSON ({error})") from error
     match row:
         case {"prompt": str(text)}:
             return prompt_from_text(text, tokenizer, chat)

@@ -49,7 +49,14 @@ def test_rows(tmp_path, tokenizer):
     assert tokenizer.decode(chat.ids) == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
 
 
-@pytest.mark.parametrize("row", ["{", "[1]", "{}", '{"prompt": 1}', '{"prompt_ids": [1.5]}', '{"messages": [1]}'])
+@pytest.mark.parametrize(
+    "row",
+    [
+        *("{", "[1]", "{}", '{"prompt": 1}', '{"prompt_ids": [1.5]}', '{"messages": [1]}'),
+        *('{"prompt_ids": [' + "9" * 5000 + "]}", "[" * 100_000),
+    ],
+    ids=range(8),
+)
 def test_a_row_of_another_form_is_named(tmp_path, tokenizer, row):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n' + row, encoding="utf-8")
     with pytest.raises(UserError, match=r"p\.jsonl:2: expected"):
@@ -70,3 +77,8 @@ def test_files_that_cannot_be_read_are_named(tmp_path, tokenizer):
 def test_text_without_a_tokenizer():
     with pytest.raises(UserError, match=r"no tokenizer\.json"):
         prompt_from_text("a", None)
+
+
+def test_an_id_of_thousands_of_digits_is_refused():
+    with pytest.raises(UserError, match="one of 5000 digits"):
+        parse_ids("1," + "9" * 5000)
