@@ -141,7 +141,7 @@ def safe_path(folder: Path, name: str) -> Path:
     path = folder / relative
     try:
         target = path.resolve()
-    except (OSError, RuntimeError) as error:  # a loop of links
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that no file can have
         raise UserError(f"{path}: cannot be read: {error}") from error
     if not any(target.is_relative_to(place) for place in allowed):
         raise UserError(f"{path}: leads out of the folder, to {target}; put a copy in its place")

@@ -62,7 +62,7 @@ def save_checkpoint(
     leaves = flatten(params)
     expected = slots(config, TEXT_PREFIX if manifest is None else manifest.prefix)
     _check_params(leaves, expected)
-    with _fresh_folder(Path(out).absolute()) as folder:
+    with _fresh_folder(Path(out).resolve()) as folder:
         if manifest is None:
             _write_new(folder, config, leaves, expected, tokenizer_folder, max_shard_bytes)
         else:

@@ -36,6 +36,6 @@ def _ids(values: dict[str, Any], where: str) -> list[int]:
     value = values.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     for i in ids:
-        if not isinstance(i, int) or isinstance(i, bool) or i < 0:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 2**31:
             raise UserError(f"{where}: expected an id, a list of ids or null, got {value!r}")
     return ids

@@ -226,6 +226,13 @@ def test_the_index_may_not_lead_out_of_the_folder(tmp_path, name):
         load_checkpoint(folder)
 
 
+def test_a_name_that_no_file_can_have_is_refused(tmp_path):
+    folder = sharded(tmp_path)
+    change_index(folder, lambda weight_map: weight_map.update({"model.norm.weight": "\ud800.safetensors"}))
+    with pytest.raises(UserError, match="cannot be read"):
+        load_checkpoint(folder)
+
+
 def test_links_may_not_lead_out_of_the_folder(tmp_path):
     folder = sharded(tmp_path / "c")
     (folder / "two.safetensors").rename(tmp_path / "two.safetensors")

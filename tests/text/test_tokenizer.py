@@ -101,7 +101,7 @@ def test_end_ids_are_the_union_of_all_sources(tokenizer, tmp_path):
     assert end_ids(tmp_path, tokenizer) == {3, 4, 5, 6, document, turn}
 
 
-@pytest.mark.parametrize("value", ["x", True, -1, [1, "2"], 1.5])
+@pytest.mark.parametrize("value", ["x", True, -1, [1, "2"], 1.5, 2**31])
 def test_an_end_id_of_another_kind_is_refused_by_file_and_key(tmp_path, value):
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": value}))
     with pytest.raises(UserError, match=r"config\.json: eos_token_id: expected"):
