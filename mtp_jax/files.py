@@ -51,5 +51,11 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Writes a JSON object in the published style: two spaces of indent, non-ASCII kept, a last newline."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Writes a JSON object in the published style: two spaces of indent, non-ASCII kept, a last newline.
+
+    Names of files may have no UTF-8 form; an object that holds one is written in ASCII, which can say them.
+    """
+    try:
+        write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    except UnicodeEncodeError:
+        write_text(path, json.dumps(value, indent=2) + "\n")

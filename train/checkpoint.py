@@ -86,7 +86,7 @@ class Workdir:
 
     def check_data(self, fingerprint: str) -> None:
         """Raises:
-        UserError: if the run began with other data.
+        UserError: if the run began with other data, or its data.json cannot be read.
         """
         if self.data.is_file() and read_json_object(self.data).get("fingerprint") != fingerprint:
             raise UserError(f"--workdir {self.root}: the data has changed since the run began (see {self.data})")
@@ -115,11 +115,8 @@ class Workdir:
         lines = self.metrics.read_bytes().splitlines(keepends=True)
         kept = []
         for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                break
-            if not line.endswith(b"\n") or row["step"] > step:
+            row_step = _step_of(line)
+            if not line.endswith(b"\n") or row_step is None or row_step > step:
                 break
             kept.append(line)
         if len(kept) < len(lines):
@@ -127,13 +124,24 @@ class Workdir:
 
     def last_row(self) -> dict[str, Any]:
         """The last row of metrics.jsonl; empty if there is none."""
-        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []
-        return json.loads(lines[-1]) if lines else {}
+        lines = self.metrics.read_bytes().splitlines() if self.metrics.exists() else []
+        whole = [line for line in lines if _step_of(line) is not None]
+        return json.loads(whole[-1]) if whole else {}
 
     def append_row(self, row: dict[str, Any]) -> None:
         """Adds one line to metrics.jsonl in a single write, numbers unrounded."""
         with open(self.metrics, "ab", buffering=0) as file:
             file.write((json.dumps(row, allow_nan=False) + "\n").encode("utf-8"))
+
+
+def _step_of(line: bytes) -> int | None:
+    """The step of a row of metrics.jsonl; None if the line is no whole row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if type(step) is int else None
 
 
 def save_folder(path: Path, write: Callable[[Path], None]) -> None:
@@ -159,6 +167,7 @@ class Checkpoints:
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=keep or None, enable_async_checkpointing=False, cleanup_tmp_directories=True
             )
+        self._folder = workdir.checkpoints
         self._manager = ocp.CheckpointManager(workdir.checkpoints.absolute(), options=options)
 
     def latest(self) -> int | None:
@@ -185,12 +194,15 @@ class Checkpoints:
 
         Args:
           like: a state of the same shapes, such as `jax.eval_shape` gives.
+
+        Raises:
+          UserError: if the checkpoint is damaged.
         """
         rest = like._asdict()
         params = rest.pop("params")
-        restored = self._manager.restore(
+        restored = self._restore(
             step,
-            args=ocp.args.Composite(
+            ocp.args.Composite(
                 params=ocp.args.StandardRestore(_on_device(params)),
                 rest=ocp.args.StandardRestore(_on_device(rest)),
                 counters=ocp.args.JsonRestore(),
@@ -199,9 +211,22 @@ class Checkpoints:
         return TrainState(params=restored["params"], **restored["rest"]), Counters(**restored["counters"])
 
     def restore_params(self, step: int, like: PyTree) -> PyTree:
-        """The parameters after `step`, without the optimiser."""
+        """The parameters after `step`, without the optimiser.
+
+        Raises:
+          UserError: if the checkpoint is damaged.
+        """
         args = ocp.args.Composite(params=ocp.args.StandardRestore(_on_device(like)))
-        return self._manager.restore(step, args=args)["params"]
+        return self._restore(step, args)["params"]
+
+    def _restore(self, step: int, args: ocp.args.Composite) -> Any:
+        try:
+            return self._manager.restore(step, args=args)
+        except Exception as error:  # Orbax says that files are damaged or missing in many ways, some over several lines
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"{self._folder / str(step)}: the checkpoint is damaged, without it an earlier one is taken: {reason}"
+            ) from error
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, rising."""

@@ -1,5 +1,6 @@
 """From an experiment's settings to its rows: which documents, which tokenizer, with a word in the log about each."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from mtp_jax.errors import UserError
@@ -23,10 +24,10 @@ class Corpus(NamedTuple):
         return data.fingerprint(self.training + self.held_out)
 
 
-def read_corpus(experiment: Experiment, progress: Progress) -> Corpus:
-    """The experiment's documents, with a line in the log about them."""
+def read_corpus(experiment: Experiment, progress: Progress, leave_out: Path | None = None) -> Corpus:
+    """The experiment's documents, with a line in the log about them; without those in the folder to leave out."""
     if experiment.data:
-        documents, others = data.read_documents(experiment.data)
+        documents, others = data.read_documents(experiment.data, leave_out)
         source = ", ".join(experiment.data)
     else:
         documents, others = data.read_standard_library(experiment.stdlib_files)

@@ -52,8 +52,11 @@ class TokenStream(NamedTuple):
     starts: Int[np.ndarray, " num_documents_and_one"]
 
 
-def read_documents(paths: Sequence[str | Path]) -> tuple[list[Document], int]:
+def read_documents(paths: Sequence[str | Path], leave_out: Path | None = None) -> tuple[list[Document], int]:
     """Every UTF-8 text without NUL among some files and, recursively and sorted, in some folders.
+
+    Args:
+      leave_out: a folder that is not read where it lies in one of the folders: the run's own, which changes.
 
     Returns:
       the documents that are not empty, and the number of other files.
@@ -66,6 +69,9 @@ def read_documents(paths: Sequence[str | Path]) -> tuple[list[Document], int]:
         if not path.exists():
             raise UserError(f"--data {path}: expected a file or a folder, there is none")
         files = [path] if path.is_file() else _files_below(path)
+        if leave_out is not None and not path.is_file():
+            below = leave_out.resolve()
+            files = [file for file in files if not file.parent.resolve().is_relative_to(below)]
         for file in files:
             text = _read_text(file)
             if text is None:
@@ -151,7 +157,7 @@ def fingerprint(documents: Iterable[Document]) -> str:
     digest = hashlib.sha256()
     for document in documents:
         for part in document:
-            content = part.encode("utf-8")
+            content = part.encode("utf-8", "surrogateescape")  # names of files may be any bytes
             digest.update(len(content).to_bytes(8, "little") + content)
     return digest.hexdigest()
 

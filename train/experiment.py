@@ -104,7 +104,7 @@ class Experiment:
         )
         rising = all(a < b for a, b in zip((-1, *switches), switches, strict=False))
         self._require("mtp_switch_tokens", rising, "rising token counts")
-        for name in ("width", "mlp_width", "num_layers", "full_attention_interval"):
+        for name in ("width", "mlp_width", "num_layers", "full_attention_interval", "rope_theta"):
             self._require(name, getattr(self, name) > 0, "more than 0")
         try:
             self.model_config()

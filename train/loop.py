@@ -45,7 +45,7 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
         return workdir.last_row()
 
     # All that can be wrong with the data shows before anything is written.
-    corpus = read_corpus(experiment, progress)
+    corpus = read_corpus(experiment, progress, workdir.root)
     workdir.check_data(corpus.fingerprint)
     tokenizer = run_tokenizer(experiment, workdir, corpus, progress)
     rows, held_out, record = packed_rows(experiment, corpus, tokenizer, progress)

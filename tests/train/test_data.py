@@ -40,6 +40,14 @@ def test_folders_are_read_recursively_and_sorted(tmp_path):
     assert others == 3
 
 
+def test_the_runs_own_folder_is_no_data(tmp_path):
+    (tmp_path / "run" / "tokenizer").mkdir(parents=True)
+    for name in ("a", "run/config.json", "run/tokenizer/tokenizer.json", "runs"):
+        (tmp_path / name).write_text("text")
+    documents, _ = data.read_documents([tmp_path], leave_out=tmp_path / "run")
+    assert [document.name for document in documents] == ["a", "runs"]
+
+
 def test_files_and_folders_keep_their_order(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "a.txt").write_text("two")
@@ -81,6 +89,7 @@ def test_held_out_documents_are_not_trained_on():
 def test_fingerprint_knows_names_texts_and_their_borders():
     one = data.fingerprint([Document("a", "bc")])
     assert one == data.fingerprint([Document("a", "bc")])
+    assert one != data.fingerprint([Document("\udcff", "bc")])  # as Python reads a name that is not UTF-8
     assert len({one, data.fingerprint([Document("ab", "c")]), data.fingerprint([Document("a", "bd")])}) == 3
 
 

@@ -42,6 +42,7 @@ def test_the_later_of_two_values_counts():
         ("steps=0", "steps: expected more than 0, got 0"),
         ("steps=1e400", "steps: expected int"),
         ("learning_rate=nan", "learning_rate: expected"),
+        ("rope_theta=inf", "rope_theta: expected"),
         ("learning_rate=inf", "learning_rate: expected"),
         ("tie_embeddings=maybe", "tie_embeddings: expected bool"),
         ("mtp_weights=0.3,x", "mtp_weights: expected floats"),

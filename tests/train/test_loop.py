@@ -14,7 +14,7 @@ from small_run import read_rows
 
 from mtp_jax.errors import UserError
 from mtp_jax.text import Tokenizer
-from train.checkpoint import load_for_export
+from train.checkpoint import Workdir, load_for_export
 from train.loop import train
 from train.progress import Progress
 
@@ -125,6 +125,32 @@ def test_changed_data_is_refused(small_experiment, finished, text_folder, tmp_pa
     (workdir / "config.json").write_text(json.dumps(settings | {"data": [str(texts)]}))
     with pytest.raises(UserError, match="the data has changed"):
         train(moved, workdir, QUIET)
+
+
+@pytest.mark.parametrize("content", ["x", "[]", "{}"])
+def test_a_damaged_data_json_is_refused(small_experiment, finished, tmp_path, content):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "data.json").write_text(content)
+    with pytest.raises(UserError, match=r"data\.json"):
+        train(small_experiment.override(["steps=7"]), tmp_path / "run", QUIET)
+
+
+def test_lines_that_are_no_rows_are_dropped(small_experiment, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
+        file.write('[1]\n{}\n{"step": "a"}\nx\n')
+    assert train(small_experiment, tmp_path / "run", QUIET)["step"] == 6
+    Workdir(tmp_path / "run").keep_rows_up_to(6)
+    assert read_rows(tmp_path / "run") == read_rows(finished)
+
+
+def test_a_damaged_checkpoint_is_named(small_experiment, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "6" / "params")
+    with pytest.raises(UserError, match=r"checkpoints/6: the checkpoint is damaged"):
+        train(small_experiment.override(["steps=7"]), tmp_path / "run", QUIET)
+    with pytest.raises(UserError, match=r"checkpoints/6: the checkpoint is damaged"):
+        load_for_export(tmp_path / "run")
 
 
 def test_mistakes_leave_nothing_behind(small_experiment, tmp_path):
