@@ -32,6 +32,8 @@ USER_ERROR = 2
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError` or `OSError`, 130 if interrupted."""
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = io.StringIO()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:

@@ -46,6 +46,12 @@ def test_a_reader_that_left_is_no_traceback():
     assert (done.returncode, done.stderr) == (1, "")
 
 
+def test_a_closed_stdout_is_no_traceback():
+    code = "sys.stdout = None\ndef main(argv): _cli.write_json({}, '-'); print('x')"
+    done = run_python(code + "\n_cli.run(main)")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_output_that_lacks_a_character_gets_the_rest():
     code = "def main(argv): print('a\u6c5f'); _cli.write_json({'text': '\u6c5f'}, '-')\n_cli.run(main)"
     done = run_python(code, PYTHONIOENCODING="ascii")
