@@ -201,7 +201,7 @@ class Generator:
         for row, prompt in zip(tokens, prompts, strict=True):
             row[: len(prompt)] = prompt
         limits = Limits(
-            max_new=jnp.asarray(np.minimum(max_new_tokens, cache_length - lengths), jnp.int32),
+            max_new=jnp.asarray(np.minimum(min(max_new_tokens, cache_length), cache_length - lengths), jnp.int32),
             end_ids=jnp.asarray(_padded(sorted(self.end_ids))),
             num_ids=jnp.asarray(self._num_ids, jnp.int32),
         )

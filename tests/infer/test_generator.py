@@ -39,6 +39,11 @@ def test_drafting_without_a_head_says_what_to_do(generator):
         trunk.generate([[1]], 4, 1)
 
 
+def test_a_limit_beyond_all_integers_is_the_caches(generator):
+    (got,) = generator.generate([[1]], 10**30, 0, cache_length=8)
+    assert len(got.tokens) == 7
+
+
 def test_no_prompts_give_no_generations(generator):
     assert generator.generate([], 4, 3) == []
 
