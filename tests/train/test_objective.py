@@ -121,24 +121,29 @@ def test_all_targets_masked_is_finite_with_zero_gradient(objective, gradient, pa
         np.testing.assert_array_equal(leaf, 0.0)
 
 
-def test_a_packed_document_learns_as_if_alone(gradient, params):
-    """Gradients of packed documents are the weighted mean of their own: nothing leaks, targets included."""
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_packed_document_learns_as_if_alone(gradient, params, depth):
+    """Gradients of packed documents are the weighted mean of their own: nothing leaks, targets included.
+
+    The loss is main + lambda mtp, so the MTP term's gradient is that at lambda = 1 less that at 0.
+    """
     lengths = (7, 5, 9)
     documents = [_tokens((1, n), seed=n) for n in lengths]  # TIME tokens together
-    packed = jnp.concatenate(documents, axis=1)
+
+    def term(tokens, segments):
+        main = gradient(params, tokens, segments, _weight(0.0))
+        return jax.tree.map(jnp.subtract, gradient(params, tokens, segments, _weight(1.0)), main) if depth else main
+
     segments = jnp.asarray(np.repeat([4, 2, 4], lengths)[None], jnp.int32)
-    together = gradient(params, packed, segments, _weight(0.0))
+    together = term(jnp.concatenate(documents, axis=1), segments)
 
     def alone_in_a_row(document):
         filler = [(0, 0), (0, TIME - document.shape[1])]
-        return gradient(params, jnp.pad(document, filler), jnp.pad(jnp.ones_like(document), filler), _weight(0.0))
+        return term(jnp.pad(document, filler), jnp.pad(jnp.ones_like(document), filler))
 
     alone = map(alone_in_a_row, documents)
-    targets = np.array(lengths) - 1
-    expected = jax.tree.map(
-        lambda *g: sum(n * x for n, x in zip(targets.astype(np.float32), g, strict=True)) / np.float32(targets.sum()),
-        *alone,
-    )
+    targets = (np.array(lengths) - 1 - depth).astype(np.float32)
+    expected = jax.tree.map(lambda *g: sum(n * x for n, x in zip(targets, g, strict=True)) / targets.sum(), *alone)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), together, expected)
 
 
