@@ -44,7 +44,7 @@ def gated_delta_rule(
         the first token's document.
 
     Raises:
-      TypeError: if any input is not float32.
+      TypeError: if any input is in a lower precision than float32 (float64 passes, for reference results).
 
     Reference: Yang et al. 2024, arXiv:2412.06464. Their state is our memory transposed.
     """
