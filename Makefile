@@ -11,12 +11,14 @@ help:
 	@echo "make test-all  slow tests too"
 	@echo "make peer      tests against torch and transformers (installs them)"
 	@echo "make lint      ruff and pyright"
+	@echo "make clean     remove .venv and caches"
 
 .venv: .venv/ready
 
 .venv/ready: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed, and $(PYTHON) is older: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@echo "installing into .venv: jax and a dozen packages, a minute or so, once"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[test]'

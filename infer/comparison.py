@@ -1,7 +1,7 @@
 """Plain against speculative decoding of the same prompts in the same process."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,53 +155,76 @@ def totals(results: Sequence[Sequence[Comparison]]) -> list[dict[str, Any]]:
     return rows
 
 
-def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]]) -> Table:
-    """A row for plain decoding of each prompt, and one for each J."""
-    caption = (
-        "accepted: drafts emitted of those that could have been; by position: how often a round's first, second, ... "
-        "draft was; distinct: share of different 4-grams in the text, low where it loops, which flatters acceptance"
-    )
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
-    table.add_column("prompt", max_width=20, no_wrap=True)
-    for heading in ("J", "tokens", "rounds", "a round", "accepted", "by position", "tokens/s", "speedup"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("identical")
-    table.add_column("distinct", justify="right")
-    for prompt, comparisons in results:
-        name = " ".join(prompt.split())
-        _add_row(table, name, 0, comparisons[0].plain, "1.00", "")
-        for c in comparisons:
-            _add_row(table, "", c.num_draft_tokens, c.speculative, f"{c.speedup:.2f}", "yes" if c.identical else "no")
-        table.add_section()
-    for row in totals([comparisons for _, comparisons in results]):
-        table.add_row(
-            "all prompts" if row["num_draft_tokens"] == results[0][1][0].num_draft_tokens else "",
-            str(row["num_draft_tokens"]),
-            "",
-            str(row["rounds"]),
-            "-" if row["tokens_per_round"] is None else f"{row['tokens_per_round']:.2f}",
-            f"{row['accepted']}/{row['drafted']}",
-            "-" if row["accepted_share"] is None else f"{row['accepted_share']:.2f} of all",
-            "",
-            f"{row['speedup']:.2f}",
-            "yes" if row["identical"] else "no",
-            "",
+WIDE = 118
+"""Columns of a terminal from which on the whole table fits."""
+
+_ALWAYS = ("J", "rounds", "a round", "accepted", "tokens/s", "speedup", "identical")
+_HEADINGS = (
+    "J",
+    "tokens",
+    "rounds",
+    "a round",
+    "accepted",
+    "by position",
+    "tokens/s",
+    "speedup",
+    "identical",
+    "distinct",
+)
+
+
+def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]], width: int) -> Table:
+    """A row for plain decoding of each prompt, and one for each J.
+
+    Args:
+      width: of the terminal, in columns; below `WIDE` the less telling columns are left out.
+    """
+    headings = _HEADINGS if width >= WIDE else _ALWAYS
+    caption = "accepted: drafts emitted of those that could have been"
+    if width >= WIDE:
+        caption += (
+            "; by position: how often a round's first, second, ... draft was; distinct: share of different 4-grams in "
+            "the text, low where it loops, which flatters acceptance"
         )
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", padding=(0, 1, 0, 0))
+    table.add_column("prompt", max_width=20 if width >= WIDE else 12, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "identical" else "right", no_wrap=True)
+
+    def add_row(prompt: str, cells: Mapping[str, str]) -> None:
+        # Text, not a string: brackets in a prompt would be read as markup.
+        table.add_row(Text(prompt), *(cells.get(heading, "") for heading in headings))
+
+    for prompt, comparisons in results:
+        plain = {"J": "plain", "speedup": "1.00", "accepted": "-"}
+        add_row(" ".join(prompt.split()), _cells(comparisons[0].plain) | plain)
+        for c in comparisons:
+            compared = {"speedup": f"{c.speedup:.2f}", "identical": "yes" if c.identical else "no"}
+            add_row("", _cells(c.speculative) | compared | {"J": str(c.num_draft_tokens)})
+        table.add_section()
+    for number, row in enumerate(totals([comparisons for _, comparisons in results])):
+        cells = {
+            "J": str(row["num_draft_tokens"]),
+            "rounds": str(row["rounds"]),
+            "a round": "-" if row["tokens_per_round"] is None else f"{row['tokens_per_round']:.2f}",
+            "accepted": f"{row['accepted']}/{row['drafted']}",
+            "by position": "-" if row["accepted_share"] is None else f"{row['accepted_share']:.2f} of all",
+            "speedup": f"{row['speedup']:.2f}",
+            "identical": "yes" if row["identical"] else "no",
+        }
+        add_row("" if number else "all prompts", cells)
     return table
 
 
-def _add_row(table: Table, prompt: str, j: int, generation: Generation, speedup: str, identical: str) -> None:
+def _cells(generation: Generation) -> dict[str, str]:
     distinct = distinct_ngrams(generation.tokens, 4)
-    table.add_row(
-        Text(prompt),  # not a string: brackets in it would be read as markup
-        str(j) if j else "plain",
-        str(len(generation.tokens)),
-        str(generation.rounds),
-        f"{generation.tokens_per_round:.2f}" if generation.rounds else "-",
-        f"{generation.accepted}/{generation.drafted}" if j else "-",
-        " ".join(f"{n / max(generation.rounds, 1):.2f}" for n in generation.accepted_per_position) or "-",
-        f"{generation.tokens_per_second:.1f}",
-        speedup,
-        identical,
-        "-" if distinct is None else f"{distinct:.2f}",
-    )
+    by_position = (f"{n / max(generation.rounds, 1):.2f}" for n in generation.accepted_per_position)
+    return {
+        "tokens": str(len(generation.tokens)),
+        "rounds": str(generation.rounds),
+        "a round": f"{generation.tokens_per_round:.2f}" if generation.rounds else "-",
+        "accepted": f"{generation.accepted}/{generation.drafted}",
+        "by position": " ".join(by_position) or "-",
+        "tokens/s": f"{generation.tokens_per_second:.1f}",
+        "distinct": "-" if distinct is None else f"{distinct:.2f}",
+    }

@@ -6,6 +6,7 @@ not.
 """
 
 import argparse
+import importlib.util
 import io
 import json
 import os
@@ -22,6 +23,14 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "scripts"]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+if importlib.util.find_spec("jax") is None:
+    print(
+        "error: jax is not installed for this Python; run `make demo` once, then use .venv/bin/python (or "
+        "`source .venv/bin/activate`)",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 from mtp_jax.errors import UserError  # noqa: E402  (needs the path above)
 

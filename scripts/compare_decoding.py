@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         results.append((prompt, comparisons))
         if args.show_text and not quiet:
             last = comparisons[-1]
-            console.rule(f"J = {last.num_draft_tokens}", style="dim")
+            console.rule(f"prompt {number} of {len(prompts)}, J = {last.num_draft_tokens}", style="dim")
             console.print(Text(prompt.text, "dim"), end="" if generator.tokenizer else " ")
             console.print(marked_text(last.speculative, generator.tokenizer, console, args.marks))
     if args.json is not None:
@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not quiet:
         # Written to a file, a table need not fit into a terminal.
         wide = Console() if console.is_terminal else Console(width=130)
-        wide.print(comparison_table([(prompt.text, comparisons) for prompt, comparisons in results]))
+        wide.print(comparison_table([(prompt.text, comparisons) for prompt, comparisons in results], wide.width))
         for prompt, comparisons in results:
             for comparison in comparisons:
                 if comparison.first_difference is not None:

@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = _cli.existing_checkpoint(args.checkpoint)
 
     from rich.console import Console  # after the flags are checked: these imports take seconds
+    from rich.text import Text
 
     from infer.generator import Generator
     from infer.marked_text import marked_text, summary
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         _cli.write_json(generation.record(), args.json)
     if args.json != "-":
         console = Console(highlight=False, soft_wrap=True)
+        if console.is_terminal:
+            console.print(Text(text if text is not None else f"{args.prompt_ids} "), style="dim", end="")
         console.print(marked_text(generation, generator.tokenizer, console, args.marks))
         console.print(summary(generation), style="dim", markup=False)
 

@@ -1,6 +1,7 @@
 """Trains a model with its multi-token-prediction head, or continues a run that was stopped."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 
 import _cli
@@ -56,8 +57,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.json:
         _cli.write_json(row, args.json)
     else:
-        shown = ", ".join(f"{key} {value}" for key, value in row.items())
+        shown = ", ".join(
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
+        )
         print(f"{args.workdir}: {shown}")
+        print(f"next: python scripts/export_checkpoint.py --workdir {args.workdir} --out DIR", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ def read_corpus(experiment: Experiment, progress: Progress, leave_out: Path | No
     progress.say(f"left out: {others} files that are empty or not UTF-8 text")
     if held_out:
         progress.say(f"held out: {' '.join(document.name for document in held_out)}")
+    elif experiment.held_out:
+        progress.say(f"held out: nothing matches {','.join(experiment.held_out)}, so nothing will be evaluated")
     return Corpus(training, held_out, others)
 
 

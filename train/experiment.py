@@ -100,7 +100,7 @@ class Experiment:
         self._require(
             "mtp_switch_tokens",
             len(switches) == len(self.mtp_weights) - 1,
-            f"{len(self.mtp_weights) - 1} values, one fewer than mtp_weights",
+            f"{len(self.mtp_weights) - 1} values, one fewer than mtp_weights (mtp_switch_tokens= is none)",
         )
         rising = all(a < b for a, b in zip((-1, *switches), switches, strict=False))
         self._require("mtp_switch_tokens", rising, "rising token counts")

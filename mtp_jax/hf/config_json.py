@@ -48,6 +48,11 @@ def config_from_json(values: Mapping[str, Any], where: str = "config.json") -> M
         the message names the key.
     """
     model_type = values.get("model_type")
+    if model_type is None and "mtp_weights" in values:
+        raise UserError(
+            f"{where}: these are the settings of a training run, not a model's config; write a checkpoint from it with "
+            "export_checkpoint.py --workdir"
+        )
     if model_type not in SUPPORTED:
         raise UserError(f"{where}: model_type must be one of {', '.join(SUPPORTED)}, got {model_type!r}")
     text = values

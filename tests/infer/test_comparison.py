@@ -54,7 +54,7 @@ def test_the_table_shows_a_prompt_as_it_is():
     """Square brackets are markup to the terminal library, and common in code."""
     generation = Generation([1] * 9, [False] * 9, None, "length", 4, 4, 4, [4], 0.5, 0.0)
     out = io.StringIO()
-    table = comparison_table([("x[/b] =\n [0]", [Comparison(1, generation, generation, None)])])
+    table = comparison_table([("x[/b] =\n [0]", [Comparison(1, generation, generation, None)])], width=130)
     Console(file=out, width=120).print(table)
     assert "x[/b] = [0]" in out.getvalue()
 
@@ -64,3 +64,14 @@ def test_totals_weigh_rounds_and_not_prompts():
     long = Generation([1] * 9, [False] * 9, None, "length", 4, 4, 4, [4], 0.5, 0.0)
     (row,) = totals([[Comparison(1, g, g, None)] for g in (short, long)])
     assert (row["tokens_per_round"], row["accepted_share"], row["identical"]) == (10 / 6, 4 / 6, True)
+
+
+@pytest.mark.parametrize("width", [80, 130])
+def test_what_the_table_is_for_shows_in_a_narrow_terminal(generator, width):
+    results = [("class Stack:", compare(generator, [3, 1, 4], [1, 3], 20, 1))]
+    console = Console(width=width, file=io.StringIO())
+    console.print(comparison_table(results, console.width))
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    assert all(heading in shown for heading in ("a round", "accepted", "tokens/s", "speedup", "identical"))
+    assert shown.count("yes") == 4
