@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,25 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Writes beside the final name and renames, so that no half-written file is ever seen."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a name beside the final one to write to, and renames it at the end: no half-written file is ever seen.
+
+    If writing fails, what was written is removed and the final name stays as it was.
+    """
     partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        with suppress(OSError):  # there is none if all went well
+            partial.unlink()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_bytes(content)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -12,7 +12,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,6 +32,7 @@ if importlib.util.find_spec("jax") is None:
     sys.exit(2)
 
 from mtp_jax.errors import UserError  # noqa: E402  (needs the path above)
+from mtp_jax.files import write_text  # noqa: E402
 
 DEMO_CHECKPOINT = ROOT / "models" / "demo"
 INTERRUPTED = 130
@@ -156,16 +156,10 @@ def write_json(record: dict[str, Any], target: str) -> None:
     if target == "-":
         sys.stdout.write(text)
         return
-    path = Path(target)
-    partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        write_text(Path(target), text)
     except OSError as error:
         raise UserError(f"--json {target}: cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):  # there is none if all went well
-            partial.unlink()
 
 
 def add_checkpoint_flag(parser: argparse._ActionsContainer) -> None:

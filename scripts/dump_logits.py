@@ -1,9 +1,7 @@
 """Write a model's logits and hidden states for given token ids, to compare with another implementation."""
 
 import argparse
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 
 from _cli import Parser, add_checkpoint_flag, add_dtype_flag, compute_dtype, existing_checkpoint, path, run
 
@@ -33,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     import numpy as np
 
     from infer.logits import all_logits, check_ids
+    from mtp_jax.files import replacing
     from mtp_jax.hf import load_checkpoint, read_config
     from mtp_jax.mtp import MTPModel
 
@@ -47,16 +46,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     dtype = compute_dtype(arguments.dtype)
     checkpoint = load_checkpoint(folder, arguments.trunk_only, dtype)
     result = all_logits(MTPModel(checkpoint.config, dtype), checkpoint.params, ids)
-    partial = arguments.out.with_name(arguments.out.name + ".partial")
     try:
-        with open(partial, "wb") as file:
+        with replacing(arguments.out) as partial, open(partial, "wb") as file:
             np.savez(file, allow_pickle=False, **result)
-        os.replace(partial, arguments.out)
     except OSError as error:
         raise UserError(f"--out {arguments.out}: cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):  # there is none if all went well
-            partial.unlink()
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
