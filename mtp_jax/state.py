@@ -1,7 +1,8 @@
-"""The values that cross calls, and the one function that moves them forward by a number known only afterwards.
+"""The values that cross calls, and how they move: forward by a number known afterwards, back, wider, into a row.
 
 State is immutable: `probe` leaves it alone and returns a trail, and `commit(state, trail, n)` makes the state
-that holds the first n probed tokens of each row. Rollback is therefore keeping the old value.
+that holds the first n probed tokens of each row. Rollback is therefore keeping the old value; where the old
+buffers are donated away, a `Bookmark` keeps the little of it that going on overwrites.
 """
 
 from typing import NamedTuple
@@ -9,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
 
@@ -55,6 +56,13 @@ class Trail(NamedTuple):
     """What a probe leaves behind, one entry a layer."""
 
     layers: tuple[AttentionTrail | DeltaTrail, ...]
+
+
+class Bookmark(NamedTuple):
+    """What moving forward overwrites of a state: all but the attention layers' buffers, whose entry is None."""
+
+    layers: tuple[DeltaState | None, ...]
+    length: Int[Array, " B"]
 
 
 def empty_trunk_state(config: ModelConfig, batch: int, num_slots: int, dtype: DTypeLike) -> State:
@@ -129,3 +137,62 @@ def _commit_delta(state: DeltaState, trail: DeltaTrail, n: Int[Array, " B"]) -> 
 def last_inputs(window: Float[Array, "B X P"], n: Int[Array, " B"], count: int) -> Float[Array, "B w P"]:
     """The `count` convolution inputs that precede token n of a window which starts `count` before token 0."""
     return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, count))(window, n)
+
+
+def bookmark(state: State) -> Bookmark:
+    """A place to `return_to` later. Copies, so that it outlives a state that is donated; no keys or values in it."""
+    layers = (None if isinstance(layer, AttentionState) else layer for layer in state.layers)
+    return jax.tree.map(jnp.copy, Bookmark(tuple(layers), state.length))
+
+
+def return_to(state: State, bookmark: Bookmark) -> State:
+    """The bookmarked state, with the buffers of one that it has been moved forward to since.
+
+    Moving forward writes slots at or past `length` only, so the buffers still hold what the bookmark's tokens
+    wrote. That ends once a row is replaced, or is moved forward from an earlier bookmark. The bookmark itself is
+    copied and may be returned to again.
+    """
+    kept = jax.tree.map(jnp.copy, bookmark)
+    layers = (
+        current if earlier is None else earlier for current, earlier in zip(state.layers, kept.layers, strict=True)
+    )
+    return State(tuple(layers), kept.length)
+
+
+def grow(state: State, num_slots: int) -> State:
+    """The same state with room for more tokens.
+
+    Raises:
+      ValueError: if a buffer has more than `num_slots` slots already.
+    """
+
+    def widen(buffer: Float[Array, "B G S K"]) -> Float[Array, "B G X K"]:
+        extra = num_slots - buffer.shape[2]
+        if extra < 0:
+            raise ValueError(f"num_slots must be at least the {buffer.shape[2]} slots there are, got {num_slots}")
+        return jnp.pad(buffer, ((0, 0), (0, 0), (0, extra), (0, 0)))
+
+    layers = (
+        AttentionState(widen(layer.k), widen(layer.v)) if isinstance(layer, AttentionState) else layer
+        for layer in state.layers
+    )
+    return State(tuple(layers), state.length)
+
+
+def place(tree: PyTree, row: Int[Array, ""], fresh: PyTree) -> PyTree:
+    """Replaces one row of a batch: a state, or any tree whose leaves all begin with the batch axis.
+
+    Args:
+      row: traced, so that another row does not compile again.
+      fresh: the same tree for a batch of one.
+
+    Raises:
+      ValueError: if `fresh` has another shape, with fewer slots for instance: parts of the old row would stay.
+    """
+
+    def replace(old: Array, new: Array) -> Array:
+        if new.shape != (1, *old.shape[1:]):
+            raise ValueError(f"a row of {old.shape} must have shape {(1, *old.shape[1:])}, got {new.shape}")
+        return jax.lax.dynamic_update_slice_in_dim(old, new, row, axis=0)
+
+    return jax.tree.map(replace, tree, fresh)
