@@ -105,6 +105,10 @@ class Tokenizer:
         """The id of one token, or None if there is no such token."""
         return self._backend.token_to_id(token)
 
+    def has_token(self, token_id: int) -> bool:
+        """Whether some token has this id; ids may have holes."""
+        return self._backend.id_to_token(token_id) is not None
+
     @property
     def added_ids(self) -> frozenset[int]:
         """Ids of the tokens that are never split: special tokens and the like."""
