@@ -75,14 +75,14 @@ class Sampling:
       UserError: a value is out of its range or of a wrong type, or two contradict each other.
     """
 
-    temperature: float = 0.0
+    temperature: float | int = 0.0
     top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    top_p: float | int = 1.0
+    min_p: float | int = 0.0
+    repetition_penalty: float | int = 1.0
+    presence_penalty: float | int = 0.0
+    frequency_penalty: float | int = 0.0
+    logit_bias: Mapping[int, float | int] = field(default_factory=dict)
     banned_ids: Sequence[int] = ()
     min_new_tokens: int = 0
     seed: int = 0
@@ -103,14 +103,18 @@ class Sampling:
         smallest = 1 / LARGEST
         if self.temperature != 0:
             store_number("temperature", smallest, LARGEST, f"0 (greedy) or between {smallest:g} and {LARGEST:g}")
-        store_number("temperature", 0, LARGEST, "")
-        store_number("top_p", math.ulp(0.0), 1, "above 0 and at most 1")
-        store_number("min_p", 0, 1, "between 0 and 1")
+        store_number("temperature", 0.0, LARGEST, "")
+        store_number("top_p", math.ulp(0.0), 1.0, "above 0 and at most 1")
+        store_number("min_p", 0.0, 1.0, "between 0 and 1")
         store_number("repetition_penalty", smallest, LARGEST, f"between {smallest:g} and {LARGEST:g}")
         for name in ("presence_penalty", "frequency_penalty"):
             store_number(name, -LARGEST, LARGEST, f"between {-LARGEST:g} and {LARGEST:g}")
         for name in ("top_k", "min_new_tokens", "seed"):
             store(name, _count(name, getattr(self, name)))
+        if not isinstance(self.logit_bias, Mapping):
+            raise UserError(f"logit_bias must be a mapping from ids to numbers, got {self.logit_bias!r}")
+        if isinstance(self.banned_ids, str) or not isinstance(self.banned_ids, Iterable):
+            raise UserError(f"banned_ids must be a list of ids, got {self.banned_ids!r}")
         bias = {_count("an id of logit_bias", i): _number("logit_bias", x) for i, x in self.logit_bias.items()}
         for i, x in bias.items():
             if abs(x) > LARGEST:
@@ -340,7 +344,7 @@ def _count(name: str, value: object) -> int:
     return int(value)
 
 
-def _padded(values: Iterable[float], filler: int, dtype: type) -> np.ndarray:
+def _padded(values: Iterable[int | float], filler: int, dtype: type) -> np.ndarray:
     """The values in an array whose size is a bucket."""
     values = list(values)
     padded = np.full((bucket(len(values), MIN_IDS),), filler, dtype)
