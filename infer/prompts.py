@@ -1,14 +1,11 @@
-"""Prompts as people write them: text, chat questions, ids, files of several."""
+"""A prompt as people write it: text, a chat question, ids. Files of several are read in `requests.py`."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from mtp_jax.errors import UserError
-from mtp_jax.files import read_text
 from mtp_jax.text import Tokenizer
 
 
@@ -49,6 +46,11 @@ def _required(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
+def prompt_from_ids(ids: Sequence[int]) -> Prompt:
+    """Ids, which need no tokenizer."""
+    return Prompt(list(ids), ",".join(map(str, ids)))
+
+
 def parse_ids(text: str) -> list[int]:
     """Comma-separated integers, spaces allowed; nothing but spaces is no ids.
 
@@ -66,38 +68,3 @@ def parse_ids(text: str) -> list[int]:
         except ValueError:
             raise UserError(f"expected ids, got one of {len(item.strip())} digits") from None
     return ids
-
-
-def read_prompts(path: Path, tokenizer: Tokenizer | None, chat: bool = False) -> list[Prompt]:
-    """Several prompts: a `.jsonl` file with `prompt`, `prompt_ids` or `messages` a row, else one text a line.
-
-    Blank lines are skipped.
-
-    Raises:
-      UserError: the file or a row is not of this form, or there is no prompt in it.
-    """
-    # Not splitlines: it also cuts at form feeds and at U+2028, which JSON may hold as they are.
-    whole = enumerate(read_text(path).replace("\r\n", "\n").split("\n"), 1)
-    lines = [(n, line) for n, line in whole if line.strip()]
-    if not lines:
-        raise UserError(f"{path}: expected at least one prompt, got an empty file")
-    if path.suffix != ".jsonl":
-        return [prompt_from_text(line, tokenizer, chat) for _, line in lines]
-    return [_prompt_from_row(line, f"{path}:{n}", tokenizer, chat) for n, line in lines]
-
-
-def _prompt_from_row(line: str, where: str, tokenizer: Tokenizer | None, chat: bool) -> Prompt:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:  # not JSONDecodeError alone: integers may be too long
-        raise UserError(f"{where}: expected a JSON object, got a line that is not JSON ({error})") from error
-    match row:
-        case {"prompt": str(text)}:
-            return prompt_from_text(text, tokenizer, chat)
-        case {"prompt_ids": list(ids)} if all(type(i) is int for i in ids):
-            return Prompt(ids, ",".join(map(str, ids)))
-        case {"messages": list(messages)} if all(isinstance(m, dict) and "content" in m for m in messages):
-            return prompt_from_messages(messages, tokenizer)
-    raise UserError(
-        f'{where}: expected {{"prompt": text}}, {{"prompt_ids": [ids]}} or {{"messages": [...]}}, got {line.strip()}'
-    )

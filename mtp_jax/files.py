@@ -19,7 +19,8 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected UTF-8 text, got other bytes at offset {error.start}") from error
+        line = 1 + error.object.count(b"\n", 0, error.start)
+        raise UserError(f"{path}:{line}: expected UTF-8 text, got other bytes at offset {error.start}") from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -41,12 +42,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     """Yields a name beside the final one to write to, and renames it at the end: no half-written file is ever seen.
 
     If writing fails, what was written is removed and the final name stays as it was.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + suffix)
     try:
         yield partial
         os.replace(partial, path)

@@ -66,14 +66,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     from infer.comparison import compare, comparison_table, totals
     from infer.generator import Generator
     from infer.marked_text import marked_text
-    from infer.prompts import prompt_from_text, read_prompts
+    from infer.prompts import prompt_from_text
     from infer.request import cache_length_for, check_request
+    from infer.requests import read_requests
     from mtp_jax.hf import read_config
     from mtp_jax.text import Tokenizer
 
     config, tokenizer = read_config(folder), Tokenizer.from_folder(folder)
     if args.prompts is not None:
-        prompts = read_prompts(args.prompts, tokenizer, args.chat)
+        prompts = read_requests(args.prompts, tokenizer, config.vocab_size, args.chat)
     else:
         texts = QUESTIONS if args.chat else PROMPTS
         prompts = [prompt_from_text(text, tokenizer, args.chat) for text in texts]
