@@ -84,6 +84,12 @@ class Page:
             parameters["clip"] = {**size, "scale": 1}
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", **parameters)["data"]))
 
+    def close_browser(self) -> None:
+        """Asks the browser itself, not the tab, to end."""
+        self._session = None
+        with contextlib.suppress(RuntimeError):  # it may be gone before it answers
+            self.call("Browser.close")
+
     def _read(self) -> dict[str, Any]:
         """The next message; what happened is noted on the way."""
         deadline = time.monotonic() + self._timeout
@@ -143,9 +149,7 @@ def chromium(path: str, timeout: float = 60.0) -> Iterator[Page]:
         try:
             page = Page(send, receive, timeout)
             yield page
-            page._session = None
-            with contextlib.suppress(RuntimeError):  # it may be gone before it answers
-                page.call("Browser.close")
+            page.close_browser()
         finally:
             os.close(send)
             os.close(receive)
