@@ -8,9 +8,15 @@ from jaxtyping import Array, Bool, Float, Int
 
 from mtp_jax.config import AttentionConfig
 from mtp_jax.documents import Documents
+from mtp_jax.layers.blocked_attention import attend_to_cache
 from mtp_jax.layers.norm import RMSNorm
 from mtp_jax.layers.rope import rotate
 from mtp_jax.state import AttentionState, AttentionTrail
+
+# Up to here one product over all slots: decoding and verifying compile twice as fast as with a loop over blocks. Over
+# more slots it is slower, as it reads those that hold nothing too, and for one token XLA on a CPU copies the cache.
+FEW_TOKENS = 16
+FEW_SLOTS = 2048
 
 
 def attend(
@@ -75,7 +81,10 @@ class GatedAttention(nn.Module):
         time = jnp.arange(x.shape[1])[None, :] + length[:, None]
         q, gate, k, v = self._project(x, time)
         state = AttentionState(_write(state.k, k, length), _write(state.v, v, length))
-        visible = time[:, :, None] >= jnp.arange(state.k.shape[2])[None, None, :]
+        num_slots = state.k.shape[2]
+        if x.shape[1] > FEW_TOKENS or num_slots > FEW_SLOTS:
+            return self._output(attend_to_cache(q, state.k, state.v, time), gate), state
+        visible = time[:, :, None] >= jnp.arange(num_slots)[None, None, :]
         return self._output(attend(q, state.k, state.v, visible), gate), state
 
     def probe(
