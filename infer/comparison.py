@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from infer.generator import Generation, Generator
-from infer.request import cache_length_for
+from infer.completion import Completion
+from infer.generator import Generator
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt with one J; both generations carry the median seconds of their repeats."""
+    """One prompt with one J; both completions carry the median seconds of their repeats."""
 
     num_draft_tokens: int
-    plain: Generation
-    speculative: Generation
+    plain: Completion
+    speculative: Completion
     first_difference: FirstDifference | None
 
     @property
@@ -89,17 +89,21 @@ def compare(
     compiles does so in an unmeasured turn before.
     """
     turns = [0, *num_draft_tokens]
-    warm = [generator.generate([prompt], max_new_tokens, j)[0] for j in turns]
+
+    def decode(num_drafts: int) -> Completion:
+        (completion,) = generator.generate([prompt], max_new_tokens=max_new_tokens, num_draft_tokens=num_drafts)
+        return completion
+
+    warm = [decode(j) for j in turns]
     seconds: list[list[float]] = [[] for _ in turns]
     for _ in range(repeats):
         for taken, j in zip(seconds, turns, strict=True):
-            taken.append(generator.generate([prompt], max_new_tokens, j)[0].seconds)
+            taken.append(decode(j).seconds)
     plain, *others = (
-        replace(generation, seconds=statistics.median(taken)) for generation, taken in zip(warm, seconds, strict=True)
+        replace(completion, seconds=statistics.median(taken)) for completion, taken in zip(warm, seconds, strict=True)
     )
-    cache_length = cache_length_for(generator.model.config, [prompt], max_new_tokens)
     return [
-        Comparison(j, plain, other, first_difference(generator, prompt, plain.tokens, other.tokens, cache_length))
+        Comparison(j, plain, other, first_difference(generator, prompt, plain.tokens, other.tokens, max_new_tokens))
         for j, other in zip(num_draft_tokens, others, strict=True)
     ]
 
@@ -109,19 +113,19 @@ def first_difference(
     prompt: Sequence[int],
     plain: Sequence[int],
     speculative: Sequence[int],
-    cache_length: int | None = None,
+    max_new_tokens: int,
 ) -> FirstDifference | None:
     """The first place where two continuations of a prompt differ; None if they are the same.
 
     Args:
-      cache_length: that of the two, since in bfloat16 another one may round differently.
+      max_new_tokens: of the two, since in bfloat16 a cache of another length may round differently.
     """
     same = 0
     while same < min(len(plain), len(speculative)) and plain[same] == speculative[same]:
         same += 1
     if same == len(plain) == len(speculative):
         return None
-    logits = generator.next_logits(prompt, same, cache_length=cache_length)
+    logits = generator.next_logits(prompt, same, max_new_tokens)
     ids = [tokens[same] if same < len(tokens) else None for tokens in (plain, speculative)]
     values = [None if i is None else float(logits[i]) for i in ids]
     return FirstDifference(same, *ids, *values)
@@ -216,15 +220,15 @@ def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]], width:
     return table
 
 
-def _cells(generation: Generation) -> dict[str, str]:
-    distinct = distinct_ngrams(generation.tokens, 4)
-    by_position = (f"{n / max(generation.rounds, 1):.2f}" for n in generation.accepted_per_position)
+def _cells(completion: Completion) -> dict[str, str]:
+    distinct = distinct_ngrams(completion.tokens, 4)
+    by_position = (f"{n / max(completion.rounds, 1):.2f}" for n in completion.accepted_per_position)
     return {
-        "tokens": str(len(generation.tokens)),
-        "rounds": str(generation.rounds),
-        "a round": f"{generation.tokens_per_round:.2f}" if generation.rounds else "-",
-        "accepted": f"{generation.accepted}/{generation.drafted}",
+        "tokens": str(len(completion.tokens)),
+        "rounds": str(completion.rounds),
+        "a round": f"{completion.tokens_per_round:.2f}" if completion.rounds else "-",
+        "accepted": f"{completion.accepted}/{completion.drafted}",
         "by position": " ".join(by_position) or "-",
-        "tokens/s": f"{generation.tokens_per_second:.1f}",
+        "tokens/s": f"{completion.tokens_per_second:.1f}",
         "distinct": "-" if distinct is None else f"{distinct:.2f}",
     }

@@ -1,93 +1,37 @@
-"""Prompts in, generations out: shape buckets, compiled programs kept per shape, statistics."""
+"""Prompts in, completions out."""
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int, PyTree
+from jaxtyping import Float, PyTree
 
-from infer.request import bucket, cache_length_for, check_request
-from infer.speculative import (
-    LENGTH,
-    STOP,
-    DecodeCarry,
-    Drafter,
-    Limits,
-    Statistics,
-    check_can_draft,
-    decode,
-    draft_with_head,
-    next_token_logits,
-    prefill,
-)
+from infer.auto_drafts import AutoDrafts
+from infer.buckets import bucket
+from infer.carry import Plan
+from infer.completion import Completion
+from infer.draft_vocabulary import DraftVocabulary, take_columns
+from infer.job import Job, check_jobs
+from infer.noise import row_key
+from infer.programs import Programs
+from infer.prompt_reading import padded, read_pieces, slots_for
+from infer.prompts import prompt_from_text
+from infer.row import Piece
+from infer.settings import Settings
+from infer.slots import Decoding, Reading, Slots
+from infer.speculative import decode, logits_of, next_token_logits, start, unread
+from infer.text_stream import stop_strings
+from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import Tokenizer, end_ids
 
-FINISH_REASONS = {STOP: "stop", LENGTH: "length"}
-MIN_PROMPT_WIDTH = 16
-MIN_MAX_DRAFTS = 7  # calls with any J up to it share their buffers' shapes
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What one prompt gave.
-
-    Attributes:
-      tokens: new ids, with the end id that stopped the row.
-      from_draft: for each token whether it was an accepted draft.
-      text: the tokens' text without the end id; None without a tokenizer.
-      finish_reason: `stop` (an end id) or `length` (the token limit or the cache).
-      rounds: verifications while the row was live; prefill, which yields the first token, is not one.
-      drafted: drafts verified that could have been emitted.
-      accepted: drafts emitted.
-      accepted_per_position: of length J, how often the draft at that position was emitted.
-      seconds: prefill to last token of the whole batch, without loading and compiling.
-      compile_seconds: spent on compiling for this call.
-    """
-
-    tokens: list[int]
-    from_draft: list[bool]
-    text: str | None
-    finish_reason: str
-    rounds: int
-    drafted: int
-    accepted: int
-    accepted_per_position: list[int]
-    seconds: float
-    compile_seconds: float
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """(tokens - 1) / rounds, since prefill yields the first; None at 0 rounds."""
-        return (len(self.tokens) - 1) / self.rounds if self.rounds else None
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens of this row over the seconds of the batch."""
-        return len(self.tokens) / self.seconds
-
-    def record(self) -> dict[str, Any]:
-        """The generation as the command lines give it in JSON."""
-        return {
-            "text": self.text,
-            "tokens": self.tokens,
-            "finish_reason": self.finish_reason,
-            "rounds": self.rounds,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "accepted_per_position": self.accepted_per_position,
-            "tokens_per_round": self.tokens_per_round,
-            "seconds": self.seconds,
-            "tokens_per_second": self.tokens_per_second,
-            "compile_seconds": self.compile_seconds,
-        }
+AUTO_SIZES = (0, 1, 2, 3, 5)
+WATCHED, STOPPABLE, UNWATCHED = 4, 16, 64
+"""Rounds run before the host looks: while a person reads along, while a stop string may end a row, and otherwise."""
 
 
 class Generator:
@@ -95,8 +39,7 @@ class Generator:
 
     Attributes:
       model: static description; its dtype is that of the matrix products.
-      params: on the device.
-      tokenizer: None if there is none; then nothing is masked and generations have no text.
+      tokenizer: None if there is none; then nothing is masked and completions have no text.
       end_ids: an emitted one ends its row.
     """
 
@@ -108,13 +51,15 @@ class Generator:
         end_ids: Iterable[int] = (),
     ) -> None:
         self.model = model
-        self.params = jax.device_put(params)
+        self.programs = Programs(model, params)
         self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids)
-        self._programs: dict[tuple[Any, ...], Any] = {}
+        self._vocabularies: dict[tuple[int, ...], DraftVocabulary] = {}
 
     @classmethod
-    def from_checkpoint(cls, folder: Path, *, dtype: jnp.dtype = jnp.float32, trunk_only: bool = False) -> "Generator":
+    def from_pretrained(
+        cls, folder: Path | str, *, dtype: jnp.dtype = jnp.float32, trunk_only: bool = False
+    ) -> "Generator":
         """Loads a published checkpoint, its tokenizer (if it has one) and its end ids.
 
         Args:
@@ -123,6 +68,7 @@ class Generator:
         Raises:
           UserError: something in the folder is missing or wrong.
         """
+        folder = Path(folder)
         checkpoint = load_checkpoint(folder, trunk_only=trunk_only, dtype=dtype)
         tokenizer = Tokenizer.from_folder(folder)
         model = MTPModel(checkpoint.config, dtype)
@@ -130,164 +76,161 @@ class Generator:
 
     def generate(
         self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        num_draft_tokens: int,
+        prompts: Sequence[str | Sequence[int]],
         *,
-        cache_length: int | None = None,
-        drafter: Drafter = draft_with_head,
-    ) -> list[Generation]:
-        """Continues each prompt greedily; the tokens do not depend on `num_draft_tokens` (in float32).
+        max_new_tokens: int = 128,
+        num_samples: int = 1,
+        stop: str | Sequence[str] = (),
+        **settings: Any,
+    ) -> list[Completion]:
+        """Continues each prompt, `num_samples` times; completions come prompt by prompt.
+
+        Speculation changes speed, never the law of the text: greedy, or with one seed under shared noise, the tokens do
+        not depend on `num_draft_tokens` (in float32), nor on what else is in the batch.
 
         Args:
-          prompts: ids; rows may differ in length.
-          max_new_tokens: a row's limit, never exceeded.
-          num_draft_tokens: J, drafts a round; 0 is plain decoding.
-          cache_length: most tokens of a row, prompt included; a full cache ends the row with `length`. By
-            default the smallest bucket that holds the longest prompt and its new tokens, at most the model's
-            `max_position_embeddings`.
-          drafter: static; see `infer.speculative.Drafter`.
+          prompts: texts or lists of ids.
+          max_new_tokens: a completion's limit, never exceeded.
+          num_samples: completions of each prompt. That of prompt p and sample i depends on (seed, p, i).
+          stop: texts that end a completion; it is cut before them.
+          settings: see `Settings`, where each has its default.
 
         Raises:
-          UserError: a prompt is empty, too long or holds ids outside the vocabulary, a number is out of
-            range, or J > 0 without a head.
+          UserError: a prompt is empty, too long or holds ids outside the vocabulary, a number is out of range, or
+            settings contradict each other or the model.
+        """
+        chosen = Settings(**settings)
+        stops = stop_strings(stop)
+        jobs = [
+            Job(ids, max_new_tokens, row_key(chosen.sampling.seed, p, i), stops)
+            for p, ids in enumerate(self._ids(prompts))
+            for i in range(num_samples)
+        ]
+        completions: dict[int, Completion] = {}
+        for piece in self.run(jobs, chosen):
+            if isinstance(piece, Piece) and piece.completion is not None:
+                completions[piece.job] = piece.completion
+        return [completions[index] for index in range(len(jobs))]
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_new_tokens: int = 128,
+        stop: str | Sequence[str] = (),
+        **settings: Any,
+    ) -> Iterator[Piece]:
+        """Continues one prompt, as `generate` does, and gives what comes a few rounds at a time.
+
+        The texts of the pieces joined are the completion's text; the last piece has the completion. On Ctrl-C a piece
+        with what there is comes before KeyboardInterrupt is raised.
+        """
+        chosen = Settings(**settings)
+        (ids,) = self._ids([prompt])
+        job = Job(ids, max_new_tokens, row_key(chosen.sampling.seed, 0, 0), stop_strings(stop))
+        return (piece for piece in self.run([job], chosen, watched=True) if isinstance(piece, Piece))
+
+    def run(self, jobs: Sequence[Job], settings: Settings, *, watched: bool = False) -> Iterator[Reading | Piece]:
+        """Decodes jobs, at most `batch_size` at a time, shortest first; what comes is told as it comes.
+
+        Jobs are grouped by the bucket of their cache length; groups smaller than a batch join the next larger one.
+
+        Args:
+          watched: by a person: few rounds at a time.
+
+        Raises:
+          UserError: as `generate`, and before anything is decoded.
         """
         config = self.model.config
-        check_request(config, prompts, max_new_tokens, num_draft_tokens)
-        if not prompts:
-            return []
-        cache_length = cache_length_for(config, prompts, max_new_tokens, cache_length)
-        carry, seconds, compile_seconds = self._run(prompts, max_new_tokens, num_draft_tokens, cache_length, drafter)
-        # Everything but the caches, in one transfer.
-        host = jax.device_get((carry.num_new, carry.finish, carry.tokens, carry.from_draft, carry.statistics))
-        return [
-            self._generation(jax.tree.map(lambda x, row=row: x[row], host), num_draft_tokens, seconds, compile_seconds)
-            for row in range(len(prompts))
-        ]
+        settings.check(config)
+        check_jobs(config, jobs, settings.cache_length)
+        if self.tokenizer is None and any(job.stop for job in jobs):
+            raise UserError("stop strings need a tokenizer, and the checkpoint has no tokenizer.json")
+        lengths = [job.cache_length(config, settings.cache_length) for job in jobs]
+        rounds = WATCHED if watched else STOPPABLE if any(job.stop for job in jobs) else UNWATCHED
+        decoding = self._decoding(settings, rounds)
+        return self._run(jobs, lengths, settings.batch_size, decoding)
 
-    def next_logits(
-        self, prompt: Sequence[int], num_new: int, *, cache_length: int | None = None
-    ) -> Float[np.ndarray, " vocab"]:
+    def _run(
+        self, jobs: Sequence[Job], lengths: Sequence[int], batch_size: int, decoding: Decoding
+    ) -> Iterator[Reading | Piece]:
+        for cache_length, group in _groups(jobs, lengths, batch_size):
+            num_rows = min(bucket(len(group), 1), batch_size)
+            num_slots = slots_for(cache_length, decoding.max_drafts)
+            slots = Slots(self.programs, self.tokenizer, decoding, num_rows, num_slots, cache_length)
+            yield from slots.run([(index, jobs[index]) for index in group])
+
+    def _decoding(self, settings: Settings, rounds: int) -> Decoding:
+        sampling, drafts = settings.sampling, settings.draft_tokens(self.model.config)
+        plan = Plan(
+            num_drafts=0 if drafts == "auto" else drafts,
+            drafter=settings.drafter,
+            verifier=sampling.verifier,
+            with_head=drafts != 0,
+            num_logprobs=settings.logprobs,
+            raw_logprobs=settings.raw_logprobs,
+        )
+        vocab = self.model.config.vocab_size
+        num_ids = vocab if self.tokenizer is None else min(len(self.tokenizer), vocab)
+        return Decoding(
+            rule=sampling.rule(vocab, num_ids, () if settings.ignore_eos else self.end_ids),
+            plan=plan,
+            vocabulary=self._vocabulary(settings.draft_vocabulary),
+            auto=AutoDrafts(AUTO_SIZES) if drafts == "auto" else None,
+            rounds=rounds,
+        )
+
+    def _vocabulary(self, ids: Sequence[int] | None) -> DraftVocabulary | None:
+        if ids is None:
+            return None
+        key = tuple(map(int, ids))
+        if key not in self._vocabularies:
+            self._vocabularies = {key: take_columns(self.programs.params, np.asarray(key, np.int32), self.model.dtype)}
+        return self._vocabularies[key]
+
+    def _ids(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+        if isinstance(prompts, str):
+            raise UserError("expected a list of prompts, got one text: put it in a list")
+        return [self._encoded(prompt, number) for number, prompt in enumerate(prompts)]
+
+    def _encoded(self, prompt: str | Sequence[int], number: int) -> list[int]:
+        if isinstance(prompt, str):
+            return prompt_from_text(prompt, self.tokenizer).ids
+        try:
+            return [operator.index(i) for i in prompt]
+        except TypeError as error:
+            raise UserError(f"prompt {number}: expected a text or a list of ids, got {prompt!r}") from error
+
+    def next_logits(self, prompt: Sequence[int], num_new: int, max_new_tokens: int) -> Float[np.ndarray, " vocab"]:
         """The trunk's logits after the prompt and its first `num_new` plain greedy tokens, on plain decoding's path.
 
         Not masked by the tokenizer's length.
+
+        Args:
+          max_new_tokens: of the decoding that is looked into, which decides on its shapes.
         """
-        check_request(self.model.config, [prompt], num_new, 0)
-        cache_length = cache_length_for(self.model.config, [prompt], num_new, cache_length)
-        if num_new:
-            carry, *_ = self._run([prompt], num_new, 0, cache_length, draft_with_head)
-        else:
-            # The prompt's last token takes the place of the newest token, unread by the trunk.
-            carry, *_ = self._run([prompt[:-1]], 0, 0, cache_length, draft_with_head)
-            carry = carry._replace(last=jnp.asarray(prompt[-1:], jnp.int32))
-        with self._precision():
-            return np.asarray(next_token_logits(self.model, self.params, carry))[0]
-
-    def _run(
-        self,
-        prompts: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        num_drafts: int,
-        cache_length: int,
-        drafter: Drafter,
-    ) -> tuple[DecodeCarry, float, float]:
-        """Prefill and decode; the final carry, seconds without and seconds spent compiling."""
-        max_drafts = max(MIN_MAX_DRAFTS, num_drafts)
-        # A round writes J + 1 slots past what a row holds, and a write past the end would land on good slots.
-        num_slots = cache_length + max_drafts + 1
-        lengths = np.array([len(prompt) for prompt in prompts], np.int32)
-        width = min(bucket(int(lengths.max()), MIN_PROMPT_WIDTH), num_slots)
-        tokens = np.zeros((len(prompts), width), np.int32)
-        for row, prompt in zip(tokens, prompts, strict=True):
-            row[: len(prompt)] = prompt
-        limits = Limits(
-            max_new=jnp.asarray(np.minimum(min(max_new_tokens, cache_length), cache_length - lengths), jnp.int32),
-            end_ids=jnp.asarray(_padded(sorted(self.end_ids))),
-            num_ids=jnp.asarray(self._num_ids, jnp.int32),
-        )
-
-        shapes = (len(prompts), width, num_slots, max_drafts, len(limits.end_ids), num_drafts > 0)
-        started = time.perf_counter()
-        with self._precision():
-            read_prompts, run_rounds = self._compiled(shapes, tokens, lengths, limits, num_drafts, drafter)
-        compile_seconds = time.perf_counter() - started
-
-        started = time.perf_counter()
-        carry = read_prompts(self.params, tokens, lengths, limits)
-        if num_drafts:
-            check_can_draft(carry)
-        carry = jax.block_until_ready(run_rounds(self.params, carry))
-        return carry, time.perf_counter() - started, compile_seconds
-
-    def _compiled(
-        self,
-        shapes: tuple[int | bool, ...],
-        tokens: Int[np.ndarray, "B T"],
-        lengths: Int[np.ndarray, " B"],
-        limits: Limits,
-        num_drafts: int,
-        drafter: Drafter,
-    ) -> tuple[Callable[..., DecodeCarry], Callable[..., DecodeCarry]]:
-        """The two programs for these shapes: one reads prompts, the other runs rounds. Kept once compiled."""
-        _, _, num_slots, max_drafts, _, with_head = shapes
-        if (key := ("prefill", *shapes)) not in self._programs:
-            lowered = prefill.lower(
-                self.model,
-                self.params,
-                tokens,
-                lengths,
-                limits,
-                num_slots=num_slots,
-                max_drafts=max_drafts,
-                with_head=with_head,
-            )
-            self._programs[key] = lowered.compile(), lowered.out_info
-        read_prompts, carry_shapes = self._programs[key]
-        # The prompts' width is not among the shapes of the loop.
-        if (key := ("decode", shapes[0], *shapes[2:], num_drafts, drafter)) not in self._programs:
-            lowered = decode.lower(self.model, self.params, carry_shapes, num_drafts=num_drafts, drafter=drafter)
-            self._programs[key] = lowered.compile()
-        return read_prompts, self._programs[key]
-
-    def _precision(self) -> AbstractContextManager:
-        """float32 means float32: an accelerator's default rounds such products, and then passes over one token and over
-        several may choose differently."""
-        return jax.default_matmul_precision("highest") if self.model.dtype == jnp.float32 else nullcontext()
-
-    @property
-    def _num_ids(self) -> int:
-        vocab = self.model.config.vocab_size
-        return vocab if self.tokenizer is None else min(len(self.tokenizer), vocab)
-
-    def _generation(
-        self,
-        row: tuple[Any, Any, Any, Any, Statistics],
-        num_drafts: int,
-        seconds: float,
-        compile_seconds: float,
-    ) -> Generation:
-        """From one row of the count, finish, tokens, from_draft and statistics that came back."""
-        count, finish, tokens, from_draft, counts = row
-        new = tokens[:count].tolist()
-        text = None
-        if self.tokenizer is not None:
-            text = self.tokenizer.decode(new[:-1] if finish == STOP else new)
-        return Generation(
-            tokens=new,
-            from_draft=from_draft[:count].tolist(),
-            text=text,
-            finish_reason=FINISH_REASONS[int(finish)],
-            rounds=int(counts.rounds),
-            drafted=int(counts.drafted),
-            accepted=int(counts.accepted),
-            accepted_per_position=np.asarray(counts.accepted_per_position)[:num_drafts].tolist(),
-            seconds=seconds,
-            compile_seconds=compile_seconds,
-        )
+        job = Job(prompt, max_new_tokens)
+        check_jobs(self.model.config, [job])
+        decoding, programs = self._decoding(Settings(num_draft_tokens=0), UNWATCHED), self.programs
+        num_slots = slots_for(job.cache_length(self.model.config, None), 0)
+        empty = programs.call(unread, batch=1, num_slots=num_slots)
+        *_, (context, _) = read_pieces(programs, empty, 0, prompt, num_slots, with_head=False)
+        if num_new == 0:
+            return np.asarray(programs.call(logits_of, context))[0]
+        row = *padded(prompt, num_slots), np.array([num_new], np.int32), job.key[None]
+        carry = programs.call(start, decoding.rule, context, *row, plan=decoding.plan.without_drafts())
+        limits = np.int32(num_new), np.bool_(False)
+        carry = programs.call(decode, decoding.rule, None, carry, *limits, plan=decoding.plan)
+        return np.asarray(programs.call(next_token_logits, carry))[0]
 
 
-def _padded(ids: Sequence[int]) -> np.ndarray:
-    """End ids in an array whose size is a bucket, so that other end ids do not compile again; -1 is no id."""
-    padded = np.full((bucket(len(ids), 8),), -1, np.int32)
-    padded[: len(ids)] = ids
-    return padded
+def _groups(jobs: Sequence[Job], lengths: Sequence[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
+    """Cache lengths, ascending, with the indices of their jobs, those with short prompts first."""
+    group: list[int] = []
+    for cache_length in sorted(set(lengths)):
+        # A stable order: samples of one prompt stay together, and the prompt is read once.
+        here = [index for index, length in enumerate(lengths) if length == cache_length]
+        group += here
+        if len(group) >= batch_size or cache_length == max(lengths):
+            yield cache_length, sorted(group, key=lambda index: len(jobs[index].prompt))
+            group = []

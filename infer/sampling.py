@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from infer.request import bucket
+from infer.buckets import bucket
 from mtp_jax.errors import UserError
 
 VERIFIERS = ("shared_noise", "rejection")
@@ -230,12 +230,6 @@ def draw(warped: Float[Array, "B T vocab"], noise: Float[Array, "B T vocab"]) ->
 def log_probabilities(warped: Float[Array, "*B vocab"]) -> Float[Array, "*B vocab"]:
     """log softmax(warped); -inf where an id cannot be chosen."""
     return jax.nn.log_softmax(warped, axis=-1)
-
-
-def choose(logits: Float[Array, "*B vocab"], num_ids: Int[Array, ""]) -> Int[Array, "*B"]:
-    """The most probable id below `num_ids`; of equal ones the lowest."""
-    ids = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
-    return jnp.argmax(jnp.where(ids < num_ids, logits, -jnp.inf), axis=-1).astype(jnp.int32)
 
 
 def _penalize(logits: Float[Array, "B T vocab"], rule: Rule, past: Past) -> Float[Array, "B T vocab"]:

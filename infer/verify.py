@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from infer.noise import Role, gumbel, uniform
-from infer.sampling import choose, draw, log_probabilities
+from infer.sampling import draw, log_probabilities
 
 
 class Verdict(NamedTuple):
@@ -23,26 +23,6 @@ class Outcome(NamedTuple):
     ended: Bool[Array, " B"]  # the last of them is an end id
     drafted: Int[Array, " B"]  # drafts that could have been emitted
     accepted: Int[Array, " B"]  # drafts that were
-
-
-def verify_greedy(drafts: Int[Array, "B J"], logits: Float[Array, "B J+1 vocab"], num_ids: Int[Array, ""]) -> Verdict:
-    """A draft stands if it and all before it are what the trunk chooses itself.
-
-    With x_i = argmax logits_i, n is the length of the longest prefix with d_i = x_i. The tokens are x_0..x_n:
-    up to n they are the drafts, and x_n is what plain decoding takes next, since logits_n has read accepted
-    drafts only.
-
-    Sampling has its verifiers beside this one, with the same result: shared noise chooses x_i by noisy
-    logits; rejection decides each draft by its probabilities and then redraws.
-
-    Args:
-      drafts: d_0..d_{J-1}.
-      logits: the trunk's, after the last token and after each draft.
-      num_ids: ids at or above it are never chosen.
-    """
-    tokens = choose(logits, num_ids)
-    stands = (tokens[:, :-1] == drafts).astype(jnp.int32)
-    return Verdict(tokens, jnp.sum(jnp.cumprod(stands, axis=1), axis=1))
 
 
 def verify_shared_noise(

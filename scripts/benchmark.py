@@ -69,21 +69,23 @@ def measure(args: argparse.Namespace, folder: Path) -> None:
     from rich.table import Table
 
     from infer.generator import Generator
-    from infer.request import cache_length_for
+    from infer.job import Job
     from infer.step_time import alternate, seconds_per_step, summary
 
     dtype = _cli.compute_dtype(args.dtype)
     status = Console(stderr=True).status
     with status("loading"):
         started = time.perf_counter()
-        generator = Generator.from_checkpoint(folder, dtype=dtype)
+        generator = Generator.from_pretrained(folder, dtype=dtype)
         load_seconds = time.perf_counter() - started
     generator.end_ids = frozenset()  # every measurement has its full length
-    cache_length = cache_length_for(generator.model.config, [PROMPT], 1 + args.steps)
+    cache_length = Job(PROMPT, 1 + args.steps).cache_length(generator.model.config, None)
 
     def ours(num_new: int) -> float:
-        (generation,) = generator.generate([PROMPT], num_new, 0, cache_length=cache_length)
-        return generation.seconds
+        (completion,) = generator.generate(
+            [PROMPT], max_new_tokens=num_new, num_draft_tokens=0, cache_length=cache_length
+        )
+        return completion.seconds
 
     measurements = {"mtp_jax": lambda: seconds_per_step(ours, args.steps)}
     if args.vs:

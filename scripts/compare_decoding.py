@@ -65,10 +65,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from infer.comparison import compare, comparison_table, totals
     from infer.generator import Generator
+    from infer.job import Job, check_jobs
     from infer.marked_text import marked_text
     from infer.prompts import prompt_from_text
-    from infer.request import cache_length_for, check_request
     from infer.requests import read_requests
+    from infer.settings import Settings
     from mtp_jax.hf import read_config
     from mtp_jax.text import Tokenizer
 
@@ -79,10 +80,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts = QUESTIONS if args.chat else PROMPTS
         prompts = [prompt_from_text(text, tokenizer, args.chat) for text in texts]
     ids = [prompt.ids for prompt in prompts]
-    check_request(config, ids, args.max_new_tokens, max(args.num_draft_tokens))
-    cache_length_for(config, ids, args.max_new_tokens)
+    Settings(num_draft_tokens=max(args.num_draft_tokens)).check(config)
+    check_jobs(config, [Job(prompt, args.max_new_tokens) for prompt in ids])
     dtype = _cli.compute_dtype(args.dtype)
-    generator = Generator.from_checkpoint(folder, dtype=dtype)
+    generator = Generator.from_pretrained(folder, dtype=dtype)
 
     console = Console(highlight=False, soft_wrap=True)
     quiet = args.json == "-"

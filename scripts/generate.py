@@ -63,9 +63,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     from rich.text import Text
 
     from infer.generator import Generator
+    from infer.job import Job, check_jobs
     from infer.marked_text import marked_text, summary
     from infer.prompts import parse_ids, prompt_from_text
-    from infer.request import cache_length_for, check_request
+    from infer.settings import Settings
     from mtp_jax.files import read_text
     from mtp_jax.hf import read_config
     from mtp_jax.text import Tokenizer
@@ -75,17 +76,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     config = read_config(folder, args.trunk_only)
     if ids is None:
         ids = prompt_from_text(text, Tokenizer.from_folder(folder), args.chat).ids
-    num_draft_tokens = args.num_draft_tokens
-    if num_draft_tokens is None:
-        num_draft_tokens = DEFAULT_DRAFT_TOKENS if config.num_mtp_layers else 0
-    check_request(config, [ids], args.max_new_tokens, num_draft_tokens)
-    cache_length = cache_length_for(config, [ids], args.max_new_tokens, args.cache_length)
+    settings = Settings(num_draft_tokens=args.num_draft_tokens, cache_length=args.cache_length)
+    settings.check(config)
+    jobs = [Job(ids, args.max_new_tokens)]
+    check_jobs(config, jobs, settings.cache_length)
 
     progress = Console(stderr=True)
     with progress.status("loading"):
-        generator = Generator.from_checkpoint(folder, dtype=_cli.compute_dtype(args.dtype), trunk_only=args.trunk_only)
+        generator = Generator.from_pretrained(folder, dtype=_cli.compute_dtype(args.dtype), trunk_only=args.trunk_only)
     with progress.status("compiling and decoding"):
-        (generation,) = generator.generate([ids], args.max_new_tokens, num_draft_tokens, cache_length=cache_length)
+        (generation,) = generator.generate(
+            [ids],
+            max_new_tokens=args.max_new_tokens,
+            num_draft_tokens=args.num_draft_tokens,
+            cache_length=args.cache_length,
+        )
     if args.json is not None:
         _cli.write_json(generation.record(), args.json)
     if args.json != "-":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from infer.speculative import Drafter
+from infer.carry import Drafter, Drafts
 
 
 def scripted_drafter(truth: Sequence[Sequence[int]], script: Sequence[Sequence[int]], vocab: int) -> Drafter:
@@ -17,13 +17,15 @@ def scripted_drafter(truth: Sequence[Sequence[int]], script: Sequence[Sequence[i
     table = jnp.asarray(np.array([list(row) + [0] * (longest - len(row)) for row in truth], np.int32))
     rights = jnp.asarray(np.array(script, np.int32))
 
-    def draft(model, carry, num_drafts):
-        rounds = carry.statistics.rounds % rights.shape[1]
+    def draft(model, rule, vocabulary, carry, noise, num_drafts):
+        index = jnp.arange(carry.tokens.shape[1])[None, :]
+        written = (index >= carry.prompt_length[:, None]) & (index < carry.length[:, None])
+        rounds = jnp.sum(written & (carry.trace.round_drafts >= 0), axis=1) % rights.shape[1]
         right = jnp.take_along_axis(rights, rounds[:, None], axis=1)
         position = jnp.arange(num_drafts)[None, :]
         # The prefill's token is index 0; the newest token is at num_new - 1.
         drafts = jnp.take_along_axis(table, carry.num_new[:, None] + position, axis=1)
-        return jnp.where(position < right, drafts, (drafts + 1) % vocab), carry.head
+        return Drafts(jnp.where(position < right, drafts, (drafts + 1) % vocab), carry.context.head, None)
 
     return draft
 
@@ -33,7 +35,7 @@ def simulate(truth: Sequence[int], script: Sequence[int], num_drafts: int, limit
     stop = next((i for i, token in enumerate(truth[:limit]) if token in end_ids), None)
     tokens = list(truth[: limit if stop is None else stop + 1])
     made = min(1, len(tokens))
-    from_draft = [False] * made
+    positions = [0] * made
     rounds = drafted = accepted = 0
     per_position = [0] * num_drafts
     while made < len(tokens):
@@ -47,11 +49,11 @@ def simulate(truth: Sequence[int], script: Sequence[int], num_drafts: int, limit
         accepted += stood
         for position in range(stood):
             per_position[position] += 1
-        from_draft += [True] * stood + [False] * (emitted - stood)
+        positions += [*range(1, stood + 1), *[0] * (emitted - stood)]
         made += emitted
     return {
         "tokens": tokens,
-        "from_draft": from_draft,
+        "draft_positions": positions,
         "finish_reason": "length" if stop is None else "stop",
         "rounds": rounds,
         "drafted": drafted,

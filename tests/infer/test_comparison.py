@@ -3,10 +3,10 @@
 import io
 
 import pytest
+from made_up import completion
 from rich.console import Console
 
 from infer.comparison import Comparison, compare, comparison_table, distinct_ngrams, first_difference, totals
-from infer.generator import Generation
 
 
 def test_compare_reports_each_number_of_drafts(generator, prompts):
@@ -23,10 +23,10 @@ def test_compare_reports_each_number_of_drafts(generator, prompts):
 
 @pytest.mark.parametrize("index", [0, 6])
 def test_first_difference_names_the_place_the_ids_and_the_logits(generator, prompts, index):
-    plain = generator.generate(prompts[:1], 45, 0)[0].tokens
+    plain = generator.generate(prompts[:1], max_new_tokens=45, num_draft_tokens=0)[0].tokens
     other = [*plain[:index], (plain[index] + 1) % 61, *plain[index + 1 :]]
-    found = first_difference(generator, prompts[0], plain, other)
-    logits = generator.next_logits(prompts[0], index)
+    found = first_difference(generator, prompts[0], plain, other, 45)
+    logits = generator.next_logits(prompts[0], index, 45)
     assert found is not None
     assert found.record() == {
         "index": index,
@@ -37,8 +37,8 @@ def test_first_difference_names_the_place_the_ids_and_the_logits(generator, prom
 
 
 def test_the_end_of_one_continuation_is_a_difference(generator, prompts):
-    plain = generator.generate(prompts[:1], 45, 0)[0].tokens
-    found = first_difference(generator, prompts[0], plain, plain[:5])
+    plain = generator.generate(prompts[:1], max_new_tokens=45, num_draft_tokens=0)[0].tokens
+    found = first_difference(generator, prompts[0], plain, plain[:5], 45)
     assert found is not None
     assert found.record()["ids"] == [plain[5], None]
 
@@ -52,7 +52,7 @@ def test_distinct_ngrams(tokens, share):
 
 def test_the_table_shows_a_prompt_as_it_is():
     """Square brackets are markup to the terminal library, and common in code."""
-    generation = Generation([1] * 9, [False] * 9, None, "length", 4, 4, 4, [4], 0.5, 0.0)
+    generation = completion([1] * 4, 1)
     out = io.StringIO()
     table = comparison_table([("x[/b] =\n [0]", [Comparison(1, generation, generation, None)])], width=130)
     Console(file=out, width=120).print(table)
@@ -60,8 +60,7 @@ def test_the_table_shows_a_prompt_as_it_is():
 
 
 def test_totals_weigh_rounds_and_not_prompts():
-    short = Generation([1] * 3, [False] * 3, None, "length", 2, 2, 0, [0], 0.5, 0.0)
-    long = Generation([1] * 9, [False] * 9, None, "length", 4, 4, 4, [4], 0.5, 0.0)
+    short, long = completion([0, 0], 1), completion([1] * 4, 1)
     (row,) = totals([[Comparison(1, g, g, None)] for g in (short, long)])
     assert (row["tokens_per_round"], row["accepted_share"], row["identical"]) == (10 / 6, 4 / 6, True)
 

@@ -20,7 +20,7 @@ def counts(completion: Completion) -> dict:
 
 def expected(*args) -> dict:
     result = simulate(*args)
-    del result["from_draft"]
+    del result["draft_positions"]
     return result
 
 

@@ -6,8 +6,9 @@ import dataclasses
 import jax
 import pytest
 
-from infer.generator import Generation, Generator
-from infer.request import bucket
+from infer.buckets import bucket
+from infer.generator import Generator
+from infer.sampling import Sampling
 from mtp_jax.errors import UserError
 
 
@@ -32,24 +33,24 @@ def test_bad_input_is_a_users_error(generator, prompts, kwargs, message):
 
 
 def test_drafting_without_a_head_says_what_to_do(generator):
-    params = {name: value for name, value in generator.params.items() if name != "mtp"}
+    params = {name: value for name, value in generator.programs.params.items() if name != "mtp"}
     config = dataclasses.replace(generator.model.config, num_mtp_layers=0)
     trunk = Generator(dataclasses.replace(generator.model, config=config), params)
     with pytest.raises(UserError, match=r"not --trunk-only, or decode plainly with --num-draft-tokens 0"):
-        trunk.generate([[1]], 4, 1)
+        trunk.generate([[1]], num_draft_tokens=1)
 
 
 def test_a_limit_beyond_all_integers_is_the_caches(generator):
-    (got,) = generator.generate([[1]], 10**30, 0, cache_length=8)
+    (got,) = generator.generate([[1]], max_new_tokens=10**30, num_draft_tokens=0, cache_length=8)
     assert len(got.tokens) == 7
 
 
-def test_no_prompts_give_no_generations(generator):
-    assert generator.generate([], 4, 3) == []
+def test_no_prompts_give_no_completions(generator):
+    assert generator.generate([]) == []
 
 
 def test_a_prompt_that_fills_the_cache_gets_no_token(generator):
-    (got,) = generator.generate([[1] * 64], 4, 3, cache_length=64)
+    (got,) = generator.generate([[1] * 64], max_new_tokens=4, cache_length=64)
     assert (got.tokens, got.finish_reason, got.rounds, got.tokens_per_round) == ([], "length", 0, None)
 
 
@@ -58,49 +59,43 @@ def test_bucket(size, expected):
     assert bucket(size, 64) == expected
 
 
-def test_a_second_call_with_other_lengths_limits_and_end_ids_does_not_compile(generator, prompts):
-    generator.generate(prompts, 45, 3)
-    compiled = []
+@pytest.fixture
+def compiled():
+    """Compilations from here on, heard from JAX itself."""
+    heard = []
 
     def listen(event, duration, **kwargs):
         if event == "/jax/core/compile/backend_compile_duration":
-            compiled.append(kwargs)
+            heard.append(kwargs)
 
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield heard
+    before = len(heard)
+    jax.jit(lambda x: x + 1)(float(before))
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(heard) > before, "the listener no longer hears of compilations"
+
+
+def test_a_second_call_with_other_values_does_not_compile(generator, prompts, compiled):
+    generator.generate(prompts, max_new_tokens=45, num_draft_tokens=3)
+    del compiled[:]
     other = copy.copy(generator)
     other.end_ids = frozenset([5, 6])
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        got = other.generate([[*prompt[:-1], 8, 9, 10] for prompt in prompts], 31, 3)
-        during = len(compiled)
-        jax.jit(lambda x: x + 1)(got[0].seconds)
-        assert len(compiled) > during, "the listener no longer hears of compilations"
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    assert during == 0
-    assert len(got) == 4
-    assert got[0].compile_seconds < 0.1
-
-
-def test_record_has_the_documented_keys():
-    generation = Generation([5, 6, 7], [False, True, False], "abc", "length", 1, 1, 1, [1], 0.5, 2.0)
-    assert generation.record() == {
-        "text": "abc",
-        "tokens": [5, 6, 7],
-        "finish_reason": "length",
-        "rounds": 1,
-        "drafted": 1,
-        "accepted": 1,
-        "accepted_per_position": [1],
-        "tokens_per_round": 2.0,
-        "seconds": 0.5,
-        "tokens_per_second": 6.0,
-        "compile_seconds": 2.0,
-    }
+    other_prompts = [[*prompt[:-1], 8, 9, 10] for prompt in prompts]
+    sampling = Sampling(
+        temperature=0.7, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1,
+        frequency_penalty=0.1, logit_bias={3: 1.0}, banned_ids=[4], min_new_tokens=3, seed=1,
+    )  # fmt: skip
+    for settings in ({}, {"sampling": Sampling(temperature=1.0)}, {"sampling": sampling, "num_samples": 2}):
+        got = other.generate(other_prompts, max_new_tokens=31, num_draft_tokens=3, batch_size=4, **settings)
+        assert not compiled
+    assert len(got) == 8
+    assert got[0].compile_seconds == 0
 
 
 def test_next_logits_are_what_plain_decoding_chose_from(generator, prompts):
-    (plain,) = generator.generate(prompts[:1], 10, 0)
+    (plain,) = generator.generate(prompts[:1], max_new_tokens=10, num_draft_tokens=0)
     for index in (0, 1, 9):
-        assert int(generator.next_logits(prompts[0], index).argmax()) == plain.tokens[index]
-    (single,) = generator.generate([[9]], 1, 0)
-    assert int(generator.next_logits([9], 0).argmax()) == single.tokens[0]
+        assert int(generator.next_logits(prompts[0], index, 10).argmax()) == plain.tokens[index]
+    (single,) = generator.generate([[9]], max_new_tokens=1, num_draft_tokens=0)
+    assert int(generator.next_logits([9], 0, 1).argmax()) == single.tokens[0]
