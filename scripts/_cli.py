@@ -10,13 +10,17 @@ import importlib.util
 import io
 import json
 import os
+import re
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import jax.numpy as jnp
+
+    from infer.sampling import Sampling
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "scripts"]
@@ -210,3 +214,158 @@ def add_marks_flag(parser: argparse.ArgumentParser) -> None:
         help="how accepted drafts are shown: colour, ‹brackets›, or not; auto is colour where the terminal has it, "
         "else brackets",
     )
+
+
+def enable_compilation_cache() -> None:
+    """Keeps compiled programs in the user's cache folder: a second start need not compile. Before anything is compiled.
+
+    jax's own variables count: `JAX_COMPILATION_CACHE_DIR` names another folder, `JAX_ENABLE_COMPILATION_CACHE=false`
+    turns it off. A folder that cannot be written is no mistake; then every start compiles.
+    """
+    import jax
+
+    if not jax.config.values["jax_enable_compilation_cache"]:
+        return
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        folder = _own_cache_folder()
+        if folder is None:
+            return
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    # jax keeps only what took a second to compile; many programs of half a second add up.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # The disk may fill up. An entry that cannot be read is told: it stays in the way until it is removed.
+    warnings.filterwarnings("ignore", message="Error writing persistent compilation cache entry")
+
+
+def _own_cache_folder() -> Path | None:
+    """A folder that nobody else can write to, since what lies in it is run; None if there can be none."""
+    try:
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        folder = (given if given.is_absolute() else Path.home() / ".cache") / "mtp_jax" / "programs"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.stat()
+    except (OSError, RuntimeError):  # the latter if there is no home
+        return None
+    own = status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return folder if own and os.access(folder, os.W_OK | os.X_OK) else None
+
+
+# Fields as messages name them, with their flags where these are not the name with dashes.
+_FIELDS = {"banned_ids": "--ban-ids"} | {
+    name: "--" + name.replace("_", "-")
+    for name in (
+        *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("logit_bias", "min_new_tokens", "seed", "verifier", "ignore_eos"),
+    )
+}
+
+
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """How tokens are chosen: a flag for each field of `infer.sampling.Sampling`. Hand the result to `sampling_from`."""
+    group = parser.add_argument_group("choosing tokens", "Drafts change the speed; never what these ask for.")
+
+    def number(flag: str, default: float, text: str) -> None:
+        group.add_argument(flag, type=_number, default=default, metavar="X", help=text)
+
+    number(
+        "--temperature",
+        0.0,
+        "0, the default, takes the most probable token; above 0 tokens are drawn",
+    )
+    group.add_argument(
+        "--top-k",
+        type=count,
+        default=0,
+        metavar="K",
+        help="draw from the K most probable tokens only; 0 is off",
+    )
+    number("--top-p", 1.0, "draw from the fewest most probable tokens that reach this probability together")
+    number("--min-p", 0.0, "draw from tokens at least X times as probable as the most probable one; 0 is off")
+    number("--repetition-penalty", 1.0, "above 1: tokens of prompt and output become less probable")
+    number("--presence-penalty", 0.0, "taken off the logits of tokens in the output")
+    number("--frequency-penalty", 0.0, "the same, once for each time the token is there")
+    group.add_argument(
+        "--logit-bias",
+        nargs="+",
+        action="extend",
+        type=_bias,
+        default=[],
+        metavar="ID=X",
+        help="added to the logits of these ids",
+    )
+    group.add_argument(
+        "--ban-ids", action="extend", type=_ids, default=[], metavar="IDS", help="never choose these ids: 1,2,3"
+    )
+    group.add_argument(
+        "--min-new-tokens", type=count, default=0, metavar="N", help="neither end id nor stop string before so many"
+    )
+    group.add_argument("--seed", type=count, default=0, metavar="N", help="the same seed draws the same tokens")
+    group.add_argument(
+        "--verifier",
+        choices=["shared_noise", "rejection"],
+        default="shared_noise",
+        help="how drawn drafts are verified: shared_noise draws the same tokens for every number of drafts; with "
+        "rejection more drafts stand, and other tokens of the same distribution are drawn",
+    )
+
+
+def sampling_from(args: argparse.Namespace) -> "Sampling":
+    """The flags' values, checked.
+
+    Raises:
+      UserError: a value is out of range, or two contradict each other; names flags.
+    """
+    from infer.sampling import Sampling  # here and not above: it imports jax
+
+    bias = dict(args.logit_bias)
+    if len(bias) < len(args.logit_bias):
+        ids = [token_id for token_id, _ in args.logit_bias]
+        raise UserError(
+            f"--logit-bias: id {next(i for i in ids if ids.count(i) > 1)} is given twice; expected each once"
+        )
+    try:
+        return Sampling(
+            temperature=args.temperature,
+            top_k=args.top_k,
+            top_p=args.top_p,
+            min_p=args.min_p,
+            repetition_penalty=args.repetition_penalty,
+            presence_penalty=args.presence_penalty,
+            frequency_penalty=args.frequency_penalty,
+            logit_bias=bias,
+            banned_ids=args.ban_ids,
+            min_new_tokens=args.min_new_tokens,
+            seed=args.seed,
+            verifier=args.verifier,
+        )
+    except UserError as error:
+        raise UserError(flags_for_fields(str(error))) from error
+
+
+def flags_for_fields(message: str) -> str:
+    """A message about fields of `Sampling` or `Settings`, about flags instead.
+
+    A field has an underscore or is the message's first word; the same words elsewhere are English.
+    """
+    word = r"^[a-z]+\b|\b[a-z]+(?:_[a-z]+)+\b"
+    return re.sub(word, lambda match: _FIELDS.get(match[0], match[0]), message)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}") from None
+
+
+def _bias(text: str) -> tuple[int, float]:
+    token_id, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected ID=X, an id and a number, got {text!r}")
+    return count(token_id), _number(value)
+
+
+def _ids(text: str) -> list[int]:
+    return [count(item) for item in text.split(",")]

@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.prompts is not None and not args.prompts.is_file():
         raise UserError(f"--prompts: expected a file, got {args.prompts}, which is not one")
 
+    _cli.enable_compilation_cache()
     from rich.console import Console  # after the flags are checked: these imports take seconds
     from rich.text import Text
 

@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("--chat puts a text into a template: give --prompt or --prompt-file, not --prompt-ids")
     folder = _cli.existing_checkpoint(args.checkpoint)
 
+    _cli.enable_compilation_cache()
     from rich.console import Console  # after the flags are checked: these imports take seconds
     from rich.text import Text
 

@@ -10,6 +10,8 @@ from types import ModuleType
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Hundreds of tiny programs: unoptimised they compile three times faster. Scripts started by tests inherit it.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Nor do they fill the user's cache folder with such programs.
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 
 import jax
 import pytest

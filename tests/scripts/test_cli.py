@@ -2,12 +2,15 @@
 
 import json
 import os
+import stat
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from infer.sampling import Sampling
 from mtp_jax.errors import UserError
 
 ROOT = Path(__file__).parent.parent.parent
@@ -123,3 +126,81 @@ def test_write_json_beside_a_folder_in_its_way(cli, tmp_path):
     (tmp_path / "out.json.partial").mkdir()
     with pytest.raises(UserError, match=r"out\.json: cannot be written"):
         cli.write_json({}, str(tmp_path / "out.json"))
+
+
+def sampling(cli, *flags):
+    parser = cli.Parser(prog="x.py")
+    cli.add_sampling_flags(parser)
+    return cli.sampling_from(parser.parse_args(list(flags)))
+
+
+def test_without_flags_sampling_is_the_default(cli):
+    assert sampling(cli) == Sampling()
+
+
+def test_every_sampling_flag_arrives(cli):
+    flags = "--temperature 0.5 --top-k 7 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.5 --presence-penalty -1 "
+    flags += "--frequency-penalty 2 --logit-bias 3=-1.5 4=1 --logit-bias 5=2 --ban-ids 8,9 --ban-ids 6 "
+    flags += "--min-new-tokens 4 --seed 11 --verifier rejection"
+    expected = Sampling(
+        temperature=0.5,
+        top_k=7,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=-1,
+        frequency_penalty=2,
+        logit_bias={3: -1.5, 4: 1, 5: 2},
+        banned_ids=(6, 8, 9),
+        min_new_tokens=4,
+        seed=11,
+        verifier="rejection",
+    )
+    assert sampling(cli, *flags.split()) == expected
+    assert all(getattr(expected, field.name) != getattr(Sampling(), field.name) for field in fields(Sampling))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--temperature x", "argument --temperature: expected a number, got 'x'"),
+        ("--temperature nan", "--temperature must be a finite number"),
+        ("--top-p 0", "--top-p must be above 0 and at most 1, got 0.0"),
+        ("--top-k 5", "--top-k 5 needs a temperature above 0"),
+        ("--verifier rejection", "--verifier rejection needs a temperature above 0"),
+        ("--seed -1", "argument --seed: expected an integer that is at least 0, got '-1'"),
+        ("--logit-bias 5", "argument --logit-bias: expected ID=X, an id and a number, got '5'"),
+        ("--logit-bias 5=1 5=2", "--logit-bias: id 5 is given twice"),
+        ("--logit-bias 5=1 --ban-ids 5", "id 5 is in both --logit-bias and --ban-ids"),
+        ("--ban-ids 1,,2", "argument --ban-ids: expected an integer that is at least 0, got ''"),
+    ],
+)
+def test_a_mistake_in_sampling_names_the_flag(cli, flags, message):
+    with pytest.raises(UserError) as error:
+        sampling(cli, *flags.split())
+    assert str(error.value).startswith(message)
+
+
+CACHE = "_cli.enable_compilation_cache(); import jax; print(jax.config.jax_compilation_cache_dir)"
+
+
+def cache_folder(**environment):
+    done = run_python(CACHE, JAX_ENABLE_COMPILATION_CACHE="true", **environment)
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def test_compiled_programs_are_kept_where_only_the_user_writes(tmp_path):
+    folder = tmp_path / "cache" / "mtp_jax" / "programs"
+    assert cache_folder(XDG_CACHE_HOME=str(tmp_path / "cache")) == str(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    assert cache_folder(XDG_CACHE_HOME=str(tmp_path / "cache")) == "None"
+    given = str(tmp_path / "given")
+    assert cache_folder(XDG_CACHE_HOME=str(tmp_path), JAX_COMPILATION_CACHE_DIR=given) == given
+    assert cache_folder(XDG_CACHE_HOME="", HOME=str(tmp_path)) == str(tmp_path / ".cache" / "mtp_jax" / "programs")
+
+
+def test_no_place_for_compiled_programs_is_no_mistake(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert cache_folder(XDG_CACHE_HOME=str(tmp_path / "file")) == "None"
