@@ -31,7 +31,8 @@ from mtp_jax.text import Tokenizer, end_ids
 
 AUTO_SIZES = (0, 1, 2, 3, 5)
 WATCHED, STOPPABLE, UNWATCHED = 4, 16, 64
-"""Rounds run before the host looks: while a person reads along, while a stop string may end a row, and otherwise."""
+"""Rounds run before the host looks: while a person reads along or `auto` tries sizes, while a stop string may end a
+row, and otherwise."""
 
 
 class Generator:
@@ -147,7 +148,9 @@ class Generator:
         if self.tokenizer is None and any(job.stop for job in jobs):
             raise UserError("stop strings need a tokenizer, and the checkpoint has no tokenizer.json")
         lengths = [job.cache_length(config, settings.cache_length) for job in jobs]
-        rounds = WATCHED if watched else STOPPABLE if any(job.stop for job in jobs) else UNWATCHED
+        # A text of 128 tokens must be long enough for `auto` to try each size twice, and then to use the best.
+        few = watched or settings.num_draft_tokens == "auto"
+        rounds = WATCHED if few else STOPPABLE if any(job.stop for job in jobs) else UNWATCHED
         decoding = self._decoding(settings, rounds)
         return self._run(jobs, lengths, settings.batch_size, decoding)
 
