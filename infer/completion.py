@@ -76,8 +76,8 @@ class Completion:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens over seconds."""
-        return len(self.tokens) / self.seconds
+        """Tokens over seconds; 0 where there was nothing to do."""
+        return len(self.tokens) / self.seconds if self.tokens else 0.0
 
     def cut(self, num_tokens: int) -> "Completion":
         """The completion as if its token number `num_tokens` had been an end id: what came after was never emitted.

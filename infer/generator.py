@@ -1,7 +1,8 @@
 """Prompts in, completions out."""
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections import abc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ class Generator:
       model: static description; its dtype is that of the matrix products.
       tokenizer: None if there is none; then nothing is masked and completions have no text.
       end_ids: an emitted one ends its row.
+      auto_drafts: what `auto` has measured and chooses, once it was asked for; later calls go on from there.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Generator:
         self.programs = Programs(model, params)
         self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids)
+        self.auto_drafts: AutoDrafts | None = None
         self._vocabularies: dict[tuple[int, ...], DraftVocabulary] = {}
 
     @classmethod
@@ -131,10 +134,13 @@ class Generator:
         job = Job(ids, max_new_tokens, row_key(chosen.sampling.seed, 0, 0), stop_strings(stop))
         return (piece for piece in self.run([job], chosen, watched=True) if isinstance(piece, Piece))
 
-    def run(self, jobs: Sequence[Job], settings: Settings, *, watched: bool = False) -> Iterator[Reading | Piece]:
+    def run(
+        self, jobs: Sequence[Job], settings: Settings, *, watched: bool = False
+    ) -> abc.Generator[Reading | Piece, None, None]:
         """Decodes jobs, at most `batch_size` at a time, shortest first; what comes is told as it comes.
 
         Jobs are grouped by the bucket of their cache length; groups smaller than a batch join the next larger one.
+        On Ctrl-C what there is of each row comes as its last piece, before KeyboardInterrupt is raised.
 
         Args:
           watched: by a person: few rounds at a time.
@@ -155,31 +161,42 @@ class Generator:
         return self._run(jobs, lengths, settings.batch_size, decoding)
 
     def _run(
-        self, jobs: Sequence[Job], lengths: Sequence[int], batch_size: int, decoding: Decoding
-    ) -> Iterator[Reading | Piece]:
+        self, jobs: Sequence[Job], cache_lengths: Sequence[int], batch_size: int, decoding: Decoding
+    ) -> abc.Generator[Reading | Piece, None, None]:
+        lengths = {}
+        for index, (job, cache_length) in enumerate(zip(jobs, cache_lengths, strict=True)):
+            if job.max_new_tokens and len(job.prompt) < cache_length:
+                lengths[index] = cache_length
+            else:
+                yield Piece(index, [], [], [], self._no_tokens(decoding))
         for cache_length, group in _groups(jobs, lengths, batch_size):
             num_rows = min(bucket(len(group), 1), batch_size)
             num_slots = slots_for(cache_length, decoding.max_drafts)
             slots = Slots(self.programs, self.tokenizer, decoding, num_rows, num_slots, cache_length)
             yield from slots.run([(index, jobs[index]) for index in group])
 
+    def _no_tokens(self, decoding: Decoding) -> Completion:
+        """Of a row without room for any: nothing need be read or compiled for it."""
+        text, logprobs = None if self.tokenizer is None else "", None if decoding.plan.num_logprobs is None else []
+        return Completion([], text, "length", [], [], [], decoding.max_drafts, logprobs, 0.0, 0.0)
+
     def _decoding(self, settings: Settings, rounds: int) -> Decoding:
-        sampling, drafts = settings.sampling, settings.draft_tokens(self.model.config)
+        drafts = settings.draft_tokens(self.model.config)
+        if drafts == "auto" and self.auto_drafts is None:
+            self.auto_drafts = AutoDrafts(AUTO_SIZES)
         plan = Plan(
             num_drafts=0 if drafts == "auto" else drafts,
             drafter=settings.drafter,
-            verifier=sampling.verifier,
+            verifier=settings.sampling.verifier,
             with_head=drafts != 0,
             num_logprobs=settings.logprobs,
             raw_logprobs=settings.raw_logprobs,
         )
-        vocab = self.model.config.vocab_size
-        num_ids = vocab if self.tokenizer is None else min(len(self.tokenizer), vocab)
         return Decoding(
-            rule=sampling.rule(vocab, num_ids, () if settings.ignore_eos else self.end_ids),
+            rule=settings.rule(self.model.config, self.tokenizer, self.end_ids),
             plan=plan,
             vocabulary=self._vocabulary(settings.draft_vocabulary),
-            auto=AutoDrafts(AUTO_SIZES) if drafts == "auto" else None,
+            auto=self.auto_drafts if drafts == "auto" else None,
             rounds=rounds,
         )
 
@@ -227,13 +244,15 @@ class Generator:
         return np.asarray(programs.call(next_token_logits, carry))[0]
 
 
-def _groups(jobs: Sequence[Job], lengths: Sequence[int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
-    """Cache lengths, ascending, with the indices of their jobs, those with short prompts first."""
+def _groups(jobs: Sequence[Job], lengths: Mapping[int, int], batch_size: int) -> Iterator[tuple[int, list[int]]]:
+    """Cache lengths, ascending, with the indices of their jobs, those with short prompts first.
+
+    Args: lengths: of caches, by index of the job.
+    """
     group: list[int] = []
-    for cache_length in sorted(set(lengths)):
+    for cache_length in sorted(set(lengths.values())):
         # A stable order: samples of one prompt stay together, and the prompt is read once.
-        here = [index for index, length in enumerate(lengths) if length == cache_length]
-        group += here
-        if len(group) >= batch_size or cache_length == max(lengths):
+        group += [index for index, length in lengths.items() if length == cache_length]
+        if len(group) >= batch_size or cache_length == max(lengths.values()):
             yield cache_length, sorted(group, key=lambda index: len(jobs[index].prompt))
             group = []

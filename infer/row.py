@@ -23,15 +23,21 @@ class Piece:
       job: index of the row's job.
       tokens: new ids.
       draft_positions: for each, 0 if the trunk chose it, k if it was an accepted draft at position k.
-      text: what is now certain of the text: whole characters, none of which may still become a stop string.
+      spans: what is now certain of the text, in order: whole characters, none of which may still become a stop string,
+        with the draft position of the token that made them certain.
       completion: in the row's last piece, all of it.
     """
 
     job: int
     tokens: list[int]
     draft_positions: list[int]
-    text: str
+    spans: list[tuple[str, int]]
     completion: Completion | None
+
+    @property
+    def text(self) -> str:
+        """The text of all spans."""
+        return "".join(text for text, _ in self.spans)
 
 
 class View(NamedTuple):
@@ -73,23 +79,31 @@ class Row:
         new = slice(first + self._seen, first + count)
         ids = view.tokens[slot, new].tolist()
         positions = view.trace.draft_position[slot, new].tolist()
-        text = self._stream.push(ids[:-1] if finish == STOP else ids)  # an end id has no text
+        with_text = len(ids) - (finish == STOP)  # an end id has none
+        spans = [(self._stream.push([i]), k) for i, k in zip(ids[:with_text], positions[:with_text], strict=True)]
         if finish != RUNNING:
-            text += self._stream.finish()
+            spans.append((self._stream.finish(), positions[with_text - 1] if with_text > 0 else 0))
+        spans = [span for span in spans if span[0]]
         if self._stream.stopped is not None:
             # What came after the token that completed a stop string was never emitted.
             kept = self._stream.stopped - self._seen
             ids, positions = ids[:kept], positions[:kept]
         self.finished = finish != RUNNING or self._stream.stopped is not None
         self._seen, self._latest = count, (view, slot)
-        return Piece(self.index, ids, positions, text, None) if ids or text or self.finished else None
+        return Piece(self.index, ids, positions, spans, None) if ids or self.finished else None
+
+    def rest(self) -> Piece:
+        """The text held back so far, of a row that goes no further."""
+        text = self._stream.finish()
+        return Piece(self.index, [], [], [(text, 0)] if text else [], None)
 
     def completion(
         self, num_drafts: int, num_logprobs: int | None, seconds: float, compile_seconds: float
     ) -> Completion:
         """All that came, from the last look; a row that is not finished was interrupted."""
         if self._latest is None:
-            return Completion([], self._text, "interrupted", [], [], [], num_drafts, None, seconds, compile_seconds)
+            logprobs = None if num_logprobs is None else []
+            return Completion([], self._text, "interrupted", [], [], [], num_drafts, logprobs, seconds, compile_seconds)
         view, slot = self._latest
         whole = slice(len(self.job.prompt), len(self.job.prompt) + self._seen)
         trace = jax.tree.map(lambda values: values[slot, whole].tolist(), view.trace)

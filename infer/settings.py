@@ -1,13 +1,14 @@
 """How to decode: the choices that hold for all prompts of a call, told right from wrong before weights are read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from infer.carry import Drafter
-from infer.sampling import Sampling
+from infer.sampling import Rule, Sampling
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
+from mtp_jax.text import Tokenizer
 
 DEFAULT_DRAFT_TOKENS = 3
 BATCH_SIZE = 8
@@ -46,6 +47,16 @@ class Settings:
         if self.num_draft_tokens is None:
             return DEFAULT_DRAFT_TOKENS if config.num_mtp_layers else 0
         return self.num_draft_tokens
+
+    def rule(self, config: ModelConfig, tokenizer: Tokenizer | None, end_ids: Iterable[int]) -> Rule:
+        """The law of the next token, for one model: ids that no token has are never chosen.
+
+        Raises:
+          UserError: an id is outside the vocabulary, or none is left to choose.
+        """
+        vocab = config.vocab_size
+        num_ids = vocab if tokenizer is None else min(len(tokenizer), vocab)
+        return self.sampling.rule(vocab, num_ids, () if self.ignore_eos else end_ids)
 
     def check(self, config: ModelConfig) -> None:
         """Refuses what contradicts itself or the model.

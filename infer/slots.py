@@ -150,7 +150,7 @@ class Slots:
         except KeyboardInterrupt:
             for entry in self._rows:
                 if entry is not None:
-                    yield Piece(entry[0].index, [], [], "", self._completion(*entry))
+                    yield replace(entry[0].rest(), completion=self._completion(*entry))
             raise
 
     def _read_prompt(self, row: Row) -> Iterator[Reading]:
