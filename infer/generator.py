@@ -157,7 +157,7 @@ class Generator:
         # A text of 128 tokens must be long enough for `auto` to try each size twice, and then to use the best.
         few = watched or settings.num_draft_tokens == "auto"
         rounds = WATCHED if few else STOPPABLE if any(job.stop for job in jobs) else UNWATCHED
-        decoding = self._decoding(settings, rounds)
+        decoding = self.decoding(settings, rounds)
         return self._run(jobs, lengths, settings.batch_size, decoding)
 
     def _run(
@@ -180,7 +180,8 @@ class Generator:
         text, logprobs = None if self.tokenizer is None else "", None if decoding.plan.num_logprobs is None else []
         return Completion([], text, "length", [], [], [], decoding.max_drafts, logprobs, 0.0, 0.0)
 
-    def _decoding(self, settings: Settings, rounds: int) -> Decoding:
+    def decoding(self, settings: Settings, rounds: int) -> Decoding:
+        """What all rows with these settings share; `rounds` are run before the host looks."""
         drafts = settings.draft_tokens(self.model.config)
         if drafts == "auto" and self.auto_drafts is None:
             self.auto_drafts = AutoDrafts(AUTO_SIZES)
@@ -231,7 +232,7 @@ class Generator:
         """
         job = Job(prompt, max_new_tokens)
         check_jobs(self.model.config, [job])
-        decoding, programs = self._decoding(Settings(num_draft_tokens=0), UNWATCHED), self.programs
+        decoding, programs = self.decoding(Settings(num_draft_tokens=0), UNWATCHED), self.programs
         num_slots = slots_for(job.cache_length(self.model.config, None), 0)
         empty = programs.call(unread, batch=1, num_slots=num_slots)
         *_, (context, _) = read_pieces(programs, empty, 0, prompt, num_slots, with_head=False)
