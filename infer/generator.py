@@ -4,7 +4,7 @@ import operator
 from collections import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +29,9 @@ from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import Tokenizer, end_ids
+
+Updates: TypeAlias = abc.Generator[Reading | Piece, None, None]
+Pieces: TypeAlias = abc.Generator[Piece, None, None]
 
 AUTO_SIZES = (0, 1, 2, 3, 5)
 WATCHED, STOPPABLE, UNWATCHED = 4, 16, 64
@@ -123,20 +126,19 @@ class Generator:
         max_new_tokens: int = 128,
         stop: str | Sequence[str] = (),
         **settings: Any,
-    ) -> Iterator[Piece]:
+    ) -> Pieces:
         """Continues one prompt, as `generate` does, and gives what comes a few rounds at a time.
 
         The texts of the pieces joined are the completion's text; the last piece has the completion. On Ctrl-C a piece
-        with what there is comes before KeyboardInterrupt is raised.
+        with what there is comes before KeyboardInterrupt is raised. A caller that was interrupted itself gets it from
+        `throw(KeyboardInterrupt())`.
         """
         chosen = Settings(**settings)
         (ids,) = self._ids([prompt])
         job = Job(ids, max_new_tokens, row_key(chosen.sampling.seed, 0, 0), stop_strings(stop))
-        return (piece for piece in self.run([job], chosen, watched=True) if isinstance(piece, Piece))
+        return _pieces(self.run([job], chosen, watched=True))
 
-    def run(
-        self, jobs: Sequence[Job], settings: Settings, *, watched: bool = False
-    ) -> abc.Generator[Reading | Piece, None, None]:
+    def run(self, jobs: Sequence[Job], settings: Settings, *, watched: bool = False) -> Updates:
         """Decodes jobs, at most `batch_size` at a time, shortest first; what comes is told as it comes.
 
         Jobs are grouped by the bucket of their cache length; groups smaller than a batch join the next larger one.
@@ -160,9 +162,7 @@ class Generator:
         decoding = self.decoding(settings, rounds)
         return self._run(jobs, lengths, settings.batch_size, decoding)
 
-    def _run(
-        self, jobs: Sequence[Job], cache_lengths: Sequence[int], batch_size: int, decoding: Decoding
-    ) -> abc.Generator[Reading | Piece, None, None]:
+    def _run(self, jobs: Sequence[Job], cache_lengths: Sequence[int], batch_size: int, decoding: Decoding) -> Updates:
         lengths = {}
         for index, (job, cache_length) in enumerate(zip(jobs, cache_lengths, strict=True)):
             if job.max_new_tokens and len(job.prompt) < cache_length:
@@ -243,6 +243,20 @@ class Generator:
         limits = np.int32(num_new), np.bool_(False)
         carry = programs.call(decode, decoding.rule, None, carry, *limits, plan=decoding.plan)
         return np.asarray(programs.call(next_token_logits, carry))[0]
+
+
+def _pieces(updates: Updates) -> Pieces:
+    """The pieces among them."""
+    try:
+        for update in updates:
+            if isinstance(update, Piece):
+                yield update
+    except KeyboardInterrupt as interrupt:
+        # Where it was thrown in here, the loop below has not heard of it, and has a last piece to give.
+        piece = updates.throw(interrupt)
+        assert isinstance(piece, Piece)
+        yield piece
+        raise
 
 
 def _groups(jobs: Sequence[Job], lengths: Mapping[int, int], batch_size: int) -> Iterator[tuple[int, list[int]]]:

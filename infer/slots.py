@@ -5,7 +5,7 @@ A finished row makes room for the next prompt while the others go on. Shapes sta
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
@@ -117,7 +117,7 @@ class Slots:
         self._cache_length = cache_length
         self._read: tuple[Sequence[int], Context] | None = None  # the newest prompt: its other samples need it too
 
-    def run(self, jobs: Sequence[tuple[int, Job]]) -> Iterator[Reading | Piece]:
+    def run(self, jobs: Sequence[tuple[int, Job]]) -> Generator[Reading | Piece, None, None]:
         """Decodes jobs, given with their indices, in this order; of each, the last piece has the completion.
 
         On Ctrl-C what there is of each row comes as its last piece, before KeyboardInterrupt is raised.

@@ -71,7 +71,9 @@ def verify_rejection(
     """
     batch, num_drafts = drafts.shape
     p = jnp.exp(log_probabilities(warped_p))
-    q = jnp.exp(log_probabilities(warped_q))
+    # A head may have nothing to choose from (a draft vocabulary that is banned as a whole): such a q is 0, not nan.
+    possible = jnp.any(warped_q > -jnp.inf, axis=2, keepdims=True)
+    q = jnp.where(possible, jnp.exp(log_probabilities(warped_q)), 0.0)
 
     def of_draft(law: Float[Array, "B J vocab"]) -> Float[Array, "B J"]:
         return jnp.take_along_axis(law, drafts[:, :, None], axis=2)[:, :, 0]

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 
-import jax
 import pytest
 
 from infer.buckets import bucket
@@ -57,23 +56,6 @@ def test_a_prompt_that_fills_the_cache_gets_no_token(generator):
 @pytest.mark.parametrize(("size", "expected"), [(1, 64), (64, 64), (65, 128), (1000, 1024)])
 def test_bucket(size, expected):
     assert bucket(size, 64) == expected
-
-
-@pytest.fixture
-def compiled():
-    """Compilations from here on, heard from JAX itself."""
-    heard = []
-
-    def listen(event, duration, **kwargs):
-        if event == "/jax/core/compile/backend_compile_duration":
-            heard.append(kwargs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield heard
-    before = len(heard)
-    jax.jit(lambda x: x + 1)(float(before))
-    jax.monitoring.unregister_event_duration_listener(listen)
-    assert len(heard) > before, "the listener no longer hears of compilations"
 
 
 def test_a_second_call_with_other_values_does_not_compile(generator, prompts, compiled):

@@ -1,4 +1,4 @@
-"""Sampling with shared noise, end to end: speculation gives plain sampling's tokens, and a row depends on its seed alone.
+"""Sampling with shared noise, end to end: plain sampling's tokens, and rows that depend on their seed alone.
 
 One compiled program of each J serves all settings here, so trying many of them is cheap.
 """
@@ -116,7 +116,7 @@ def test_seeds_and_samples_differ_and_repeat(generator, prompts):
 
 @pytest.mark.parametrize("verifier", ["shared_noise", "rejection"])
 def test_a_seeded_row_depends_on_nothing_but_its_key_and_prompt(ending, prompts, verifier):
-    """Not on batch mates or their number, on the order, on the slot or whose place it takes, nor on the cache's size."""
+    """Not on batch mates or their number, the order, the slot or whose place it takes, nor on the cache's size."""
     sampling = Sampling(temperature=1.0, top_p=0.95, frequency_penalty=0.2, seed=12, verifier=verifier)
     whole = dict(zip(product(range(4), range(SAMPLES)), sampled(ending, prompts, sampling, 3), strict=True))
 
@@ -180,3 +180,13 @@ def test_a_draft_vocabulary_changes_no_token_and_holds_all_drafts(ending, prompt
         drafts |= {t for c in got for t in c.rejected if t >= 0}
         assert drafts
         assert drafts <= set(ids)
+
+
+def test_a_draft_vocabulary_that_is_banned_as_a_whole_drafts_nothing_that_stands(generator, prompts):
+    """Rejection then draws from the trunk's law with the numbers that decoding without drafts uses."""
+    sampling = Sampling(temperature=1.0, banned_ids=[3, 4], seed=4, verifier="rejection")
+    plain = sampled(generator, prompts, sampling, 0)
+    got = sampled(generator, prompts, sampling, 3, draft_vocabulary=[3, 4])
+    assert told(got) == told(plain)
+    assert sum(c.accepted for c in got) == 0
+    assert sum(c.drafted for c in got) > 0

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from chi_squared import deviation
 from warp_reference import reference_law
 
 from infer.noise import Role, gumbel, row_key
@@ -98,24 +99,6 @@ def expected_law(table, sampling):
             p *= reference_law(row, sampling, PROMPT, path[:i])[token]
         law[path] = p
     return law
-
-
-def deviation(tokens, law):
-    """Pearson's statistic as a standard normal deviate (Wilson and Hilferty); cells that expect under 5 are one."""
-    counts = np.zeros(law.shape)
-    np.add.at(counts, tuple(np.asarray(tokens).T), 1)
-    if counts[law == 0].any():
-        return np.inf
-    counts, expected = counts[law > 0], law[law > 0] * len(tokens)
-    small = expected < 5
-    counts = np.append(counts[~small], counts[small].sum())
-    expected = np.append(expected[~small], expected[small].sum())
-    counts, expected = counts[expected > 0], expected[expected > 0]
-    freedom = len(counts) - 1
-    if not freedom:
-        return 0.0
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    return ((statistic / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / (2 / (9 * freedom)) ** 0.5
 
 
 HOT = Sampling(temperature=1.0)
