@@ -71,7 +71,7 @@ def test_eleven_prompts_through_three_slots_are_each_alone(ending, jobs, samplin
     for calls in watched.values():
         calls.clear()
     assert run(ending, jobs, sampling, batch_size=3) == alone
-    assert len(watched["fill"]) == len(jobs)
+    assert len(watched["fill"]) == len(jobs) - 1  # one may emit nothing, and takes no slot
     # Later prompts took their places while others were in the middle of their texts.
     overlapping = [others for others in watched["fill"] if any(count > 1 for count in others)]
     assert len(overlapping) >= 5

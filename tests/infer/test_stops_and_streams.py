@@ -52,7 +52,7 @@ def test_every_stop_string_ends_the_text_as_an_end_id_in_its_place_would(reciter
     if num_drafts:
         assert (whole.accepted == whole.drafted) == (subset is None)
     for begin in range(len(AFTER)):
-        for end in {begin + 1, begin + 2, begin + 5} & set(range(len(AFTER) + 1)):
+        for end in {begin + 1, begin + 4} & set(range(len(AFTER) + 1)):
             completing = len(AFTER[:end].encode())  # tokens up to the stop string's last byte
             got = run(reciter, stop=AFTER[begin:end], **settings)
             assert got.text == AFTER[:begin]
