@@ -1,6 +1,7 @@
 """A conversation whose history stays in the model's state: a turn reads what is new, and what its template rewrites."""
 
 import re
+from collections import abc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from mtp_jax.errors import UserError
 from mtp_jax.text import Tokenizer
 
 MAX_NEW_TOKENS = 512
-OPEN, CLOSE = "<think>", "</think>"
+THINK, END_THINK = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Conversation:
         settings.check(generator.model.config)
         if max_new_tokens < 1:
             raise UserError(f"a reply's number of new tokens must be at least 1, got {max_new_tokens}")
-        self._tokenizer = _with_template(generator.tokenizer)
+        self._tokenizer = with_template(generator.tokenizer, enable_thinking)
         self._config = generator.model.config
         self._programs = generator.programs
         self._settings = settings
@@ -126,12 +127,10 @@ class Conversation:
 
     @enable_thinking.setter
     def enable_thinking(self, value: bool | None) -> None:
-        template = self._tokenizer.chat_templates["default"]
-        if value is not None and "enable_thinking" not in template.source:
-            raise UserError(f"{template.name}: the chat template has no enable_thinking to turn on or off")
+        with_template(self._tokenizer, value)
         self._enable_thinking = value
 
-    def say(self, text: str) -> Iterator[Reading | Piece]:
+    def say(self, text: str) -> abc.Generator[Reading | Piece, None, None]:
         """The user's next message, and the reply to it as it comes; the last piece has the completion.
 
         A caller that closes the iterator, or a KeyboardInterrupt, ends the reply: what there is becomes the assistant's
@@ -144,7 +143,7 @@ class Conversation:
         """
         yield from self._take_turn([*self.messages, {"role": "user", "content": text}], 0)
 
-    def retry(self) -> Iterator[Reading | Piece]:
+    def retry(self) -> abc.Generator[Reading | Piece, None, None]:
         """Another reply in place of the last one, with noise of its own; as `say`.
 
         Raises:
@@ -154,7 +153,7 @@ class Conversation:
             raise UserError("there is no reply yet that could be made again")
         yield from self._take_turn(self.messages[:-1], self._attempt + 1)
 
-    def _take_turn(self, messages: list[dict[str, str]], attempt: int) -> Iterator[Reading | Piece]:
+    def _take_turn(self, messages: list[dict[str, str]], attempt: int) -> abc.Generator[Reading | Piece, None, None]:
         prompt = self._render(messages)
         number = sum(message["role"] == "user" for message in messages) - 1
         key = row_key(self._settings.sampling.seed, number, attempt)
@@ -208,7 +207,7 @@ class Conversation:
         texts = [self._tokenizer.render_chat(messages, add_generation_prompt=add, **variables) for add in (True, False)]
         ids, ended = self._tokenizer.encode_batch(texts)
         header = texts[0].removeprefix(texts[1])
-        opened = re.search(rf"{OPEN}\s*\Z", header)
+        opened = re.search(rf"{THINK}\s*\Z", header)
         return _Prompt(ids, common_prefix(ids, ended), opened[0] if opened else "")
 
     def _check(self, job: Job) -> None:
@@ -224,23 +223,27 @@ class Conversation:
     def _message(self, opened: str, text: str) -> dict[str, str]:
         """A reply as the template wants it in later turns."""
         text = opened + text
-        if text.lstrip().startswith(OPEN) and "reasoning_content" in self._tokenizer.chat_templates["default"].source:
-            reasoning, _, answer = text.partition(CLOSE)
-            reasoning = reasoning.lstrip().removeprefix(OPEN).strip("\n")
+        if text.lstrip().startswith(THINK) and "reasoning_content" in self._tokenizer.chat_templates["default"].source:
+            reasoning, _, answer = text.partition(END_THINK)
+            reasoning = reasoning.lstrip().removeprefix(THINK).strip("\n")
             return {"role": "assistant", "content": answer.lstrip("\n"), "reasoning_content": reasoning}
         return {"role": "assistant", "content": text}
 
 
-def _with_template(tokenizer: Tokenizer | None) -> Tokenizer:
-    """
+def with_template(tokenizer: Tokenizer | None, enable_thinking: bool | None = None) -> Tokenizer:
+    """The tokenizer, seen to have what a conversation needs.
+
     Raises:
-      UserError: there is none, or it has no chat template.
+      UserError: there is no tokenizer, no chat template, or no thinking in it to turn on or off.
     """
     if tokenizer is None:
         raise UserError("a conversation needs a tokenizer, and the checkpoint has no tokenizer.json")
-    if "default" not in tokenizer.chat_templates:
+    template = tokenizer.chat_templates.get("default")
+    if template is None:
         raise UserError(
             "a conversation needs a chat template, and the checkpoint has none: expected chat_template.jinja, or "
             "chat_template in tokenizer_config.json, beside tokenizer.json"
         )
+    if enable_thinking is not None and "enable_thinking" not in template.source:
+        raise UserError(f"{template.name}: the chat template has no enable_thinking to turn on or off")
     return tokenizer

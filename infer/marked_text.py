@@ -1,8 +1,12 @@
-"""A completion as text in which accepted drafts are marked."""
+"""Text in which accepted drafts are marked: of a whole completion, or as it comes."""
 
-from collections.abc import Iterator
+import unicodedata
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
 from rich.console import Console
+from rich.segment import Segment, Segments
+from rich.style import Style
 from rich.text import Text
 
 from infer.completion import Completion
@@ -43,21 +47,48 @@ def _runs(completion: Completion, tokenizer: Tokenizer | None) -> Iterator[tuple
         yield run, marked
 
 
-def marked_text(completion: Completion, tokenizer: Tokenizer | None, console: Console, marks: str = "auto") -> Text:
-    """The completion's text with accepted drafts in colour, between ‹ and ›, or unmarked.
+class MarkedWriter:
+    """Writes text to a console as it comes, with accepted drafts in colour, between ‹ and ›, or unmarked.
 
-    Args:
-      marks: colour, brackets or none; auto is colour where the console shows it, else brackets.
+    Control characters other than line ends and tabs are left out: a terminal would obey them.
     """
-    if marks == "auto":
-        marks = "colour" if console.color_system is not None and not console.no_color else "brackets"
+
+    def __init__(self, console: Console, marks: str = "auto") -> None:
+        """Args: marks: colour, brackets or none; auto is colour where the console shows it, else brackets."""
+        self._console = console
+        self._marks = _resolved(marks, console)
+
+    def write(self, spans: Iterable[tuple[str, int]]) -> None:
+        """Args: spans: texts, each with its draft position, 0 for what the trunk chose."""
+        segments = []
+        for drafted, group in groupby(spans, lambda span: span[1] > 0):
+            text, style = _marked("".join(text for text, _ in group), drafted, self._marks)
+            segments.append(Segment(text, Style.parse(style)))
+        # Not as Text, which turns a tab into spaces as if every piece began a line.
+        self._console.print(Segments(segments), soft_wrap=True, end="")
+
+
+def marked_text(completion: Completion, tokenizer: Tokenizer | None, console: Console, marks: str = "auto") -> Text:
+    """The completion's text as `MarkedWriter` shows it."""
+    marks = _resolved(marks, console)
     text = Text()
     for piece, drafted in segments(completion, tokenizer):
-        if drafted and marks == "brackets":
-            text.append(OPEN + piece + CLOSE)
-        else:
-            text.append(piece, DRAFT_STYLE if drafted and marks == "colour" else None)
+        text.append(*_marked(piece, drafted, marks))
     return text
+
+
+def _resolved(marks: str, console: Console) -> str:
+    if marks != "auto":
+        return marks
+    return "colour" if console.color_system is not None and not console.no_color else "brackets"
+
+
+def _marked(text: str, drafted: bool, marks: str) -> tuple[str, str]:
+    """What is shown, and its style."""
+    text = "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+    if drafted and marks == "brackets":
+        text = OPEN + text + CLOSE
+    return text, DRAFT_STYLE if drafted and marks == "colour" else ""
 
 
 def summary(completion: Completion) -> str:
