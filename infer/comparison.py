@@ -10,7 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from infer.completion import Completion
+from infer.expected_acceptance import ExpectedAcceptance, expected_acceptance
 from infer.generator import Generator
+from infer.sampling import Sampling
+from infer.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,24 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One prompt with one J; both completions carry the median seconds of their repeats."""
+    """One prompt with one J; both completions carry the median seconds of their repeats.
+
+    Attributes:
+      comparable: whether the tokens should be the same; under the rejection verifier they are others of the same law.
+      expected: how often a round's first draft should stand, if that was asked for.
+    """
 
     num_draft_tokens: int
     plain: Completion
     speculative: Completion
     first_difference: FirstDifference | None
+    comparable: bool = True
+    expected: ExpectedAcceptance | None = None
 
     @property
-    def identical(self) -> bool:
-        """Token by token."""
-        return self.plain.tokens == self.speculative.tokens
+    def identical(self) -> bool | None:
+        """Token by token; None where the tokens are not meant to be the same."""
+        return self.plain.tokens == self.speculative.tokens if self.comparable else None
 
     @property
     def speedup(self) -> float:
@@ -56,6 +66,8 @@ class Comparison:
 
     def describe_difference(self) -> str:
         """One line about the first difference, for people."""
+        if not self.comparable:
+            return f"J = {self.num_draft_tokens}: other tokens of the same distribution"
         if (where := self.first_difference) is None:
             return f"J = {self.num_draft_tokens}: identical"
         return (
@@ -82,16 +94,25 @@ def compare(
     num_draft_tokens: Sequence[int],
     max_new_tokens: int,
     repeats: int,
+    sampling: Sampling | None = None,
+    expect: bool = False,
 ) -> list[Comparison]:
-    """Decodes a prompt plainly and with each J in turn, `repeats` times over.
+    """Decodes a prompt plainly and with each J in turn, `repeats` times over, all with the same seed.
 
     The turns alternate, so that a machine that slows down slows all of them; medians are reported. What
     compiles does so in an unmeasured turn before.
+
+    Args:
+      sampling: greedy by default.
+      expect: also work out how often first drafts should stand; for temperatures above 0.
     """
     turns = [0, *num_draft_tokens]
+    chosen = sampling or Sampling()
 
     def decode(num_drafts: int) -> Completion:
-        (completion,) = generator.generate([prompt], max_new_tokens=max_new_tokens, num_draft_tokens=num_drafts)
+        (completion,) = generator.generate(
+            [prompt], max_new_tokens=max_new_tokens, num_draft_tokens=num_drafts, sampling=chosen
+        )
         return completion
 
     warm = [decode(j) for j in turns]
@@ -102,10 +123,19 @@ def compare(
     plain, *others = (
         replace(completion, seconds=statistics.median(taken)) for completion, taken in zip(warm, seconds, strict=True)
     )
-    return [
-        Comparison(j, plain, other, first_difference(generator, prompt, plain.tokens, other.tokens, max_new_tokens))
-        for j, other in zip(num_draft_tokens, others, strict=True)
-    ]
+    comparable = chosen.verifier != "rejection"
+
+    def compared(num_drafts: int, other: Completion) -> Comparison:
+        difference = expected = None
+        if comparable:
+            difference = first_difference(generator, prompt, plain.tokens, other.tokens, max_new_tokens, chosen)
+        if expect:
+            model, params = generator.model, generator.programs.params
+            rule = Settings(sampling=chosen).rule(model.config, generator.tokenizer, generator.end_ids)
+            expected = expected_acceptance(model, params, rule, list(prompt), other)
+        return Comparison(num_drafts, plain, other, difference, comparable, expected)
+
+    return [compared(j, other) for j, other in zip(num_draft_tokens, others, strict=True)]
 
 
 def first_difference(
@@ -114,18 +144,20 @@ def first_difference(
     plain: Sequence[int],
     speculative: Sequence[int],
     max_new_tokens: int,
+    sampling: Sampling | None = None,
 ) -> FirstDifference | None:
     """The first place where two continuations of a prompt differ; None if they are the same.
 
     Args:
       max_new_tokens: of the two, since in bfloat16 a cache of another length may round differently.
+      sampling: of the two; greedy by default.
     """
     same = 0
     while same < min(len(plain), len(speculative)) and plain[same] == speculative[same]:
         same += 1
     if same == len(plain) == len(speculative):
         return None
-    logits = generator.next_logits(prompt, same, max_new_tokens)
+    logits = generator.next_logits(prompt, same, max_new_tokens, sampling)
     ids = [tokens[same] if same < len(tokens) else None for tokens in (plain, speculative)]
     values = [None if i is None else float(logits[i]) for i in ids]
     return FirstDifference(same, *ids, *values)
@@ -138,30 +170,59 @@ def distinct_ngrams(tokens: Sequence[int], n: int) -> float | None:
 
 
 def totals(results: Sequence[Sequence[Comparison]]) -> list[dict[str, Any]]:
-    """Over all prompts, for each J: shares and tokens a round of all rounds together, the median speedup."""
+    """Over all prompts, for each J: shares and tokens a round of all rounds together, the median speedup.
+
+    `first_accepted_share` is of the drafts that a round began with; where it was worked out how often they should
+    stand, `expected_rejection` is the mean of 1 - TV and `expected_shared_noise` that of (1 - TV) / (1 + TV), a lower
+    bound. The errors are standard errors, prompts being independent.
+    """
     rows = []
     for comparisons in zip(*results, strict=True):
         runs = [c.speculative for c in comparisons]
-        rounds, drafted = sum(g.rounds for g in runs), sum(g.drafted for g in runs)
-        accepted = sum(g.accepted for g in runs)
+        rounds = sum(g.rounds for g in runs)
+        share, error = _share([(g.accepted, g.drafted) for g in runs])
+        firsts = [(g.accepted_per_position[0], sum(n > 0 for n in g.round_drafts)) for g in runs]
+        first_share, first_error = _share(firsts) if runs[0].num_draft_tokens else (None, None)
+        expected = [c.expected for c in comparisons if c.expected is not None]
+        expected_rounds = sum(e.rounds for e in expected)
         rows.append(
             {
                 "num_draft_tokens": comparisons[0].num_draft_tokens,
                 "rounds": rounds,
-                "drafted": drafted,
-                "accepted": accepted,
-                "accepted_share": accepted / drafted if drafted else None,
+                "drafted": sum(g.drafted for g in runs),
+                "accepted": sum(g.accepted for g in runs),
+                "accepted_share": share,
+                "accepted_share_error": error,
+                "first_accepted_share": first_share,
+                "first_accepted_share_error": first_error,
+                "expected_rejection": sum(e.overlap for e in expected) / expected_rounds if expected_rounds else None,
+                "expected_shared_noise": (
+                    sum(e.coupling for e in expected) / expected_rounds if expected_rounds else None
+                ),
                 "tokens_per_round": sum(len(g.tokens) - 1 for g in runs) / rounds if rounds else None,
                 "speedup": statistics.median(c.speedup for c in comparisons),
-                "identical": all(c.identical for c in comparisons),
+                "identical": all(c.identical for c in comparisons) if comparisons[0].comparable else None,
             }
         )
     return rows
 
 
+def _share(counts: Sequence[tuple[int, int]]) -> tuple[float | None, float | None]:
+    """Of (part, whole) by prompt: all parts over all wholes, and its standard error; None where there is too little."""
+    whole = sum(n for _, n in counts)
+    if not whole:
+        return None, None
+    share = sum(part for part, _ in counts) / whole
+    if len(counts) < 2:
+        return share, None
+    squares = sum((part - share * n) ** 2 for part, n in counts)
+    return share, (squares * len(counts) / (len(counts) - 1)) ** 0.5 / whole
+
+
 WIDE = 118
 """Columns of a terminal from which on the whole table fits."""
 
+_YES_OR_NO = {True: "yes", False: "no", None: "-"}
 _ALWAYS = ("J", "rounds", "a round", "accepted", "tokens/s", "speedup", "identical")
 _HEADINGS = (
     "J",
@@ -203,7 +264,7 @@ def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]], width:
         plain = {"J": "plain", "speedup": "1.00", "accepted": "-"}
         add_row(" ".join(prompt.split()), _cells(comparisons[0].plain) | plain)
         for c in comparisons:
-            compared = {"speedup": f"{c.speedup:.2f}", "identical": "yes" if c.identical else "no"}
+            compared = {"speedup": f"{c.speedup:.2f}", "identical": _YES_OR_NO[c.identical]}
             add_row("", _cells(c.speculative) | compared | {"J": str(c.num_draft_tokens)})
         table.add_section()
     for number, row in enumerate(totals([comparisons for _, comparisons in results])):
@@ -214,7 +275,7 @@ def comparison_table(results: Sequence[tuple[str, Sequence[Comparison]]], width:
             "accepted": f"{row['accepted']}/{row['drafted']}",
             "by position": "-" if row["accepted_share"] is None else f"{row['accepted_share']:.2f} of all",
             "speedup": f"{row['speedup']:.2f}",
-            "identical": "yes" if row["identical"] else "no",
+            "identical": _YES_OR_NO[row["identical"]],
         }
         add_row("" if number else "all prompts", cells)
     return table
@@ -232,3 +293,14 @@ def _cells(completion: Completion) -> dict[str, str]:
         "tokens/s": f"{completion.tokens_per_second:.1f}",
         "distinct": "-" if distinct is None else f"{distinct:.2f}",
     }
+
+
+def describe_acceptance(row: Mapping[str, Any]) -> str:
+    """One line about a row of `totals`: how often a round's first draft stood and should stand."""
+    error = row["first_accepted_share_error"]
+    line = f"J = {row['num_draft_tokens']}: of the drafts that a round began with {row['first_accepted_share']:.3f}"
+    line += " stood" if error is None else f" (standard error {error:.3f}) stood"
+    return (
+        f"{line}; by the laws {row['expected_rejection']:.3f} (1 - TV) under rejection, and at least "
+        f"{row['expected_shared_noise']:.3f}, (1 - TV) / (1 + TV), under shared noise"
+    )

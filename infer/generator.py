@@ -21,6 +21,7 @@ from infer.programs import Programs
 from infer.prompt_reading import padded, read_pieces, slots_for
 from infer.prompts import prompt_from_text
 from infer.row import Piece
+from infer.sampling import Sampling
 from infer.settings import Settings
 from infer.slots import Decoding, Reading, Slots
 from infer.speculative import decode, logits_of, next_token_logits, start, unread
@@ -222,17 +223,21 @@ class Generator:
         except TypeError as error:
             raise UserError(f"prompt {number}: expected a text or a list of ids, got {prompt!r}") from error
 
-    def next_logits(self, prompt: Sequence[int], num_new: int, max_new_tokens: int) -> Float[np.ndarray, " vocab"]:
-        """The trunk's logits after the prompt and its first `num_new` plain greedy tokens, on plain decoding's path.
+    def next_logits(
+        self, prompt: Sequence[int], num_new: int, max_new_tokens: int, sampling: Sampling | None = None
+    ) -> Float[np.ndarray, " vocab"]:
+        """The trunk's logits after the prompt and its first `num_new` new tokens, on plain decoding's path.
 
-        Not masked by the tokenizer's length.
+        As the model gives them: neither warped nor masked by the tokenizer's length.
 
         Args:
           max_new_tokens: of the decoding that is looked into, which decides on its shapes.
+          sampling: of that decoding; greedy by default.
         """
-        job = Job(prompt, max_new_tokens)
+        sampling = sampling or Sampling()
+        job = Job(prompt, max_new_tokens, row_key(sampling.seed, 0, 0))
         check_jobs(self.model.config, [job])
-        decoding, programs = self.decoding(Settings(num_draft_tokens=0), UNWATCHED), self.programs
+        decoding, programs = self.decoding(Settings(num_draft_tokens=0, sampling=sampling), UNWATCHED), self.programs
         num_slots = slots_for(job.cache_length(self.model.config, None), 0)
         empty = programs.call(unread, batch=1, num_slots=num_slots)
         *_, (context, _) = read_pieces(programs, empty, 0, prompt, num_slots, with_head=False)

@@ -1,14 +1,18 @@
-"""Compare plain greedy decoding with speculative decoding, prompt by prompt, in one process.
+"""Compare plain decoding with speculative decoding, prompt by prompt, in one process.
 
 For each prompt and each number of drafts J: are the tokens identical, how many rounds, how many drafts accepted, how
-fast. Times are medians over repeats in which plain and speculative take turns; compiling is not counted. Examples:
+fast. Times are medians over repeats in which plain and speculative take turns; compiling is not counted. Greedy, or
+with a temperature and one seed for all. The rejection verifier draws other tokens of the same distribution, so there
+"identical" says nothing. Examples:
 
   python scripts/compare_decoding.py --show-text
   python scripts/compare_decoding.py --checkpoint DIR --prompts prompts.jsonl --num-draft-tokens 1,3 --json out.json
   python scripts/compare_decoding.py --checkpoint DIR --chat --num-draft-tokens 1
+  python scripts/compare_decoding.py --temperature 0.7 --verifier rejection --expected-acceptance
 """
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 import _cli
@@ -47,7 +51,14 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--max-new-tokens", type=_cli.positive, default=120, metavar="N", help="for each prompt")
     parser.add_argument("--repeats", type=_cli.positive, default=3, metavar="N", help="timed turns of each")
+    parser.add_argument(
+        "--expected-acceptance",
+        action="store_true",
+        help="read each text once more and say how often drafts should stand, from the distance of the two laws; "
+        "needs a temperature above 0, and memory for all logits of a text",
+    )
     parser.add_argument("--show-text", action="store_true", help="print the texts too, accepted drafts marked")
+    _cli.add_sampling_flags(parser)
     _cli.add_dtype_flag(parser)
     _cli.add_marks_flag(parser)
     _cli.add_json_flag(parser)
@@ -56,6 +67,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
+    if args.expected_acceptance and not args.temperature:
+        raise UserError("--expected-acceptance is of drawn tokens: it needs a --temperature above 0")
+    if args.expected_acceptance and 0 in args.num_draft_tokens:
+        raise UserError("--expected-acceptance is of drafts: drop the 0 from --num-draft-tokens")
     folder = _cli.existing_checkpoint(args.checkpoint)
     if args.prompts is not None and not args.prompts.is_file():
         raise UserError(f"--prompts: expected a file, got {args.prompts}, which is not one")
@@ -64,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from rich.console import Console  # after the flags are checked: these imports take seconds
     from rich.text import Text
 
-    from infer.comparison import compare, comparison_table, totals
+    from infer.comparison import compare, comparison_table, describe_acceptance, totals
     from infer.generator import Generator
     from infer.job import Job, check_jobs
     from infer.marked_text import marked_text
@@ -72,8 +87,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     from infer.requests import read_requests
     from infer.settings import Settings
     from mtp_jax.hf import read_config
-    from mtp_jax.text import Tokenizer
+    from mtp_jax.text import Tokenizer, end_ids
 
+    sampling = _cli.sampling_from(args)
     config, tokenizer = read_config(folder), Tokenizer.from_folder(folder)
     if args.prompts is not None:
         prompts = read_requests(args.prompts, tokenizer, config.vocab_size, args.chat)
@@ -81,7 +97,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         texts = QUESTIONS if args.chat else PROMPTS
         prompts = [prompt_from_text(text, tokenizer, args.chat) for text in texts]
     ids = [prompt.ids for prompt in prompts]
-    Settings(num_draft_tokens=max(args.num_draft_tokens)).check(config)
+    settings = Settings(num_draft_tokens=max(args.num_draft_tokens), sampling=sampling)
+    try:
+        settings.check(config)
+        settings.rule(config, tokenizer, end_ids(folder, tokenizer))
+    except UserError as error:
+        raise UserError(_cli.flags_for_fields(str(error))) from error
     check_jobs(config, [Job(prompt, args.max_new_tokens) for prompt in ids])
     dtype = _cli.compute_dtype(args.dtype)
     generator = Generator.from_pretrained(folder, dtype=dtype)
@@ -92,7 +113,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     progress = Console(stderr=True)
     for number, prompt in enumerate(prompts, 1):
         with progress.status(f"prompt {number} of {len(prompts)}"):
-            comparisons = compare(generator, prompt.ids, args.num_draft_tokens, args.max_new_tokens, args.repeats)
+            comparisons = compare(
+                generator,
+                prompt.ids,
+                args.num_draft_tokens,
+                args.max_new_tokens,
+                args.repeats,
+                sampling,
+                args.expected_acceptance,
+            )
         results.append((prompt, comparisons))
         if args.show_text and not quiet:
             last = comparisons[-1]
@@ -105,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "dtype": str(dtype),
             "max_new_tokens": args.max_new_tokens,
             "repeats": args.repeats,
+            "sampling": dataclasses.asdict(sampling),
             "results": [
                 {"prompt": prompt.text, "num_prompt_tokens": len(prompt.ids), **comparison.record()}
                 for prompt, comparisons in results
@@ -117,6 +147,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Written to a file, a table need not fit into a terminal.
         wide = Console() if console.is_terminal else Console(width=130)
         wide.print(comparison_table([(prompt.text, comparisons) for prompt, comparisons in results], wide.width))
+        if args.expected_acceptance:
+            for row in totals([comparisons for _, comparisons in results]):
+                console.print(describe_acceptance(row), markup=False)
         for prompt, comparisons in results:
             for comparison in comparisons:
                 if comparison.first_difference is not None:
