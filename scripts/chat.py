@@ -220,8 +220,10 @@ class _Chat:
                         self._writer.begin(self._conversation.opened)
                     self._writer.write(piece.spans)
                     completion = piece.completion
-                else:
+                elif piece.done < piece.total:
                     status.update(f"reading: {piece.done} of {piece.total} tokens")
+                else:
+                    status.update("compiling, decoding")
                 if interrupts.asked:
                     pieces.close()
                     break
