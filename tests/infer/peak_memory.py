@@ -6,7 +6,6 @@ Prints one JSON object: the peak before the prompt (the model loaded and a short
 import json
 import resource
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -26,16 +25,10 @@ def main(num_tokens: int, checkpoint: Path) -> None:
     ids = generator.tokenizer.encode(text)
     ids = (ids * (num_tokens // len(ids) + 1))[:num_tokens]
     generator.generate([ids[:64]], max_new_tokens=NEW)
-    before, started = peak(), time.perf_counter()
+    before = peak()
     (got,) = generator.generate([ids], max_new_tokens=NEW)
     assert len(got.tokens) == NEW
-    record = {
-        "tokens": num_tokens,
-        "before": round(before),
-        "after": round(peak()),
-        "seconds": round(time.perf_counter() - started, 1),
-    }
-    print(json.dumps(record))
+    print(json.dumps({"tokens": num_tokens, "before": round(before), "after": round(peak())}))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import itertools
 from dataclasses import replace
 from functools import cache
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from bent_model import CONFIG, bent_params
@@ -25,7 +25,7 @@ from mtp_jax.mtp import MTPModel
 
 VOCAB, PROMPT, NEW, END = 5, [3, 1], 3, 4
 SLOTS = 13
-MODEL = MTPModel(replace(CONFIG, vocab_size=VOCAB, width=8, mlp_width=6), jax.numpy.dtype("float32"))
+MODEL = MTPModel(replace(CONFIG, vocab_size=VOCAB, width=8, mlp_width=6), jnp.dtype("float32"))
 CASES = {
     "warm": Sampling(temperature=1.0),
     "top-k and penalties": Sampling(
