@@ -108,9 +108,12 @@ class AutoDrafts:
         return self._tokens_per_round(size) / statistics.median(self._costs[size])
 
     def report(self) -> dict[str, Any]:
-        """The choice and what it rests on, for JSON; the figures of a size that was not measured are null."""
+        """The choice and what it rests on, for JSON.
+
+        Null until all sizes were measured: the choice, and the figures of those that were not.
+        """
         return {
-            "num_draft_tokens": self._preferred,
+            "num_draft_tokens": self._preferred if all(self._costs.values()) else None,
             "acceptance": self._acceptance(),
             "sizes": [
                 {
@@ -126,11 +129,12 @@ class AutoDrafts:
 
     def summary(self) -> str:
         """The same in a line for people."""
-        parts = []
-        for entry in self.report()["sizes"]:
+        parts, report = [], self.report()
+        for entry in report["sizes"]:
             size, seconds = entry["num_draft_tokens"], entry["seconds_per_round"]
             if seconds is None:
                 parts.append(f"J={size} not measured")
             else:
                 parts.append(f"J={size} {1e3 * seconds:.2f} ms a round, {entry['tokens_per_second']:.0f} tokens/s")
-        return f"drafts a round: J={self._preferred} ({'; '.join(parts)})"
+        chosen = "not chosen yet" if report["num_draft_tokens"] is None else f"J={self._preferred}"
+        return f"drafts a round: {chosen} ({'; '.join(parts)})"

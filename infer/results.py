@@ -22,6 +22,22 @@ _MAGIC = b'{"results_of": '  # how a partial file begins
 _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
 
 
+def check_keys(requests: Sequence[Request]) -> None:
+    """Refuses rows with keys that results have.
+
+    Raises:
+      UserError: names the first such row.
+    """
+    for request in requests:
+        if taken := sorted(OUTPUT_KEYS & request.row.keys()):
+            raise UserError(f"{request.where}: {', '.join(taken)}: results have keys of that name; rename the row's")
+
+
+def result_row(row: Mapping[str, Any], sample: int | None, record: Mapping[str, Any]) -> dict[str, Any]:
+    """A result as it is written: the request's row with the result's keys. Args: sample: None if there is only one."""
+    return {**row, **({} if sample is None else {"sample": sample}), **record}
+
+
 class Results:
     """Results of requests, written to `OUT.partial` as they come and to `OUT`, in the requests' order, at the end.
 
@@ -48,11 +64,7 @@ class Results:
         self._out, self._partial = out, out.with_name(out.name + ".partial")
         self._rows = [request.row for request in requests]
         self._num_samples = num_samples
-        for request in requests:
-            if taken := sorted(OUTPUT_KEYS & request.row.keys()):
-                raise UserError(
-                    f"{request.where}: {', '.join(taken)}: results have keys of that name; rename the row's"
-                )
+        check_keys(requests)
         digest = hashlib.sha256()
         for request in requests:
             digest.update(_line([request.row, request.ids]))
@@ -89,9 +101,9 @@ class Results:
     def add(self, index: int, sample: int, record: Mapping[str, Any]) -> None:
         """Keeps the result of a request: its row with the keys of `record`, on disk before this returns."""
         assert record.keys() <= OUTPUT_KEYS, record.keys() - OUTPUT_KEYS
-        number = {"sample": sample} if self._num_samples > 1 else {}
+        row = result_row(self._rows[index], sample if self._num_samples > 1 else None, record)
         try:
-            self._append((index, sample), {**self._rows[index], **number, **record})
+            self._append((index, sample), row)
         except OSError as error:
             raise UserError(f"{self._partial}: cannot be written: {error.strerror}") from error
 

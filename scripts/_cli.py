@@ -14,6 +14,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -55,6 +56,8 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
     except UserError as error:
         _fail(str(error))
     except KeyboardInterrupt:
+        with suppress(OSError):
+            sys.stdout.flush()
         print("interrupted", file=sys.stderr, flush=True)
         # At once: an ordinary exit takes modules down under compiler threads that still run, and crashes.
         os._exit(INTERRUPTED)
@@ -130,32 +133,38 @@ def _integer(text: str, least: int) -> int:
     return value
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
+def add_json_flag(parser: argparse._ActionsContainer) -> None:
     """`--json [FILE]`: absent is None, without a file is "-" (stdout). Hand the value to `write_json`."""
     parser.add_argument(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
-        type=_writable,
+        type=_json_target,
         help="give the result as one JSON object: to FILE, or else alone on stdout",
     )
 
 
-def _writable(target: str) -> str:
-    if target == "-":
-        return target
+def _json_target(target: str) -> str:
+    return target if target == "-" else writable(target)
+
+
+def writable(target: str) -> str:
+    """An argparse type: a file that can be written, as far as can be seen before there is something to write."""
     path = Path(target)
     if not target or path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file to write, got {target or 'an empty name'!r}")
-    if not path.absolute().parent.is_dir():
+    folder = path.absolute().parent
+    if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"cannot write {target}: there is no folder {path.parent}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"cannot write {target}: the folder {path.parent} may not be written to")
     return target
 
 
 def write_json(record: dict[str, Any], target: str) -> None:
     """Writes one JSON object to a file (under another name first, then renamed) or, for "-", to stdout."""
-    ascii_only = target == "-" and "utf" not in (sys.stdout.encoding or "").lower()
+    ascii_only = target == "-" and not _writes_utf()
     text = json.dumps(record, ensure_ascii=ascii_only, allow_nan=False, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -164,6 +173,16 @@ def write_json(record: dict[str, Any], target: str) -> None:
         write_text(Path(target), text)
     except OSError as error:
         raise UserError(f"--json {target}: cannot be written: {error.strerror}") from error
+
+
+def write_json_line(record: dict[str, Any]) -> None:
+    """Writes one JSON object as a line to stdout, at once."""
+    sys.stdout.write(json.dumps(record, ensure_ascii=not _writes_utf(), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def _writes_utf() -> bool:
+    return "utf" in (sys.stdout.encoding or "").lower()
 
 
 def add_checkpoint_flag(parser: argparse._ActionsContainer) -> None:
@@ -186,7 +205,7 @@ def existing_checkpoint(folder: Path) -> Path:
     raise UserError(f"--checkpoint: expected a folder with a config.json, got {folder}, which is not a folder")
 
 
-def add_dtype_flag(parser: argparse.ArgumentParser) -> None:
+def add_dtype_flag(parser: argparse._ActionsContainer) -> None:
     """`--dtype float32|bfloat16`. Hand the value to `compute_dtype`."""
     parser.add_argument(
         "--dtype",
@@ -205,7 +224,7 @@ def compute_dtype(name: str | None) -> "jnp.dtype":
     return jnp.dtype(name)
 
 
-def add_marks_flag(parser: argparse.ArgumentParser) -> None:
+def add_marks_flag(parser: argparse._ActionsContainer) -> None:
     """`--marks`: how accepted drafts are shown in a text; see `infer.marked_text`."""
     parser.add_argument(
         "--marks",

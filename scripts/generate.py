@@ -1,105 +1,280 @@
-"""Continue a prompt greedily, drafting with the model's own multi-token-prediction head.
+"""Continue prompts, drafting with the model's own multi-token-prediction head.
 
-The text is what plain greedy decoding gives; drafts that were accepted are marked. Examples:
+What comes is what plain decoding gives, only in fewer passes; accepted drafts are marked. Greedy unless --temperature
+says otherwise. To a terminal the text is written as it comes; Ctrl-C ends it with what there is.
 
   python scripts/generate.py --prompt "def read_lines(path):"
-  python scripts/generate.py --checkpoint DIR --chat --prompt "Hello, how are you?"
+  python scripts/generate.py --prompt "class Queue:" --temperature 0.8 --top-p 0.95 --num-samples 3
+  python scripts/generate.py --checkpoint DIR --chat --prompt "Hello, how are you?" --report page.html
   python scripts/generate.py --checkpoint DIR --prompt-ids 1,2,3 --json
+  python scripts/generate.py --prompt-file prompts.jsonl --batch-size 16 --output out.jsonl
+
+Rows of a .jsonl file are {"prompt": text}, {"prompt_ids": [ids]} or {"messages": [{"role": "user", "content": text}]},
+and may have max_new_tokens, seed and stop of their own. Results are these rows in the same order, with keys added. With
+--output they are kept as they come: a run that was stopped goes on where it was when the same command is given again.
 """
 
 import argparse
+import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import _cli
 
 from mtp_jax.errors import UserError
+from scripts._generate_flags import parse
 
-DEFAULT_DRAFT_TOKENS = 3
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _cli.Parser(prog="generate.py", description=__doc__)
-    _cli.add_checkpoint_flag(parser)
-    prompt = parser.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("--prompt", metavar="TEXT", help="continue this text")
-    prompt.add_argument("--prompt-file", type=_cli.path, metavar="FILE", help="continue the text of a UTF-8 file")
-    prompt.add_argument("--prompt-ids", metavar="IDS", help="continue these ids: 1,2,3; needs no tokenizer")
-    parser.add_argument("--chat", action="store_true", help="put the text as a question, in the chat template")
-    parser.add_argument(
-        "--max-new-tokens", type=_cli.count, default=128, metavar="N", help="never more new tokens than this"
-    )
-    parser.add_argument(
-        "--num-draft-tokens",
-        type=_cli.count,
-        metavar="J",
-        help=f"drafts a round; 0 decodes plainly (default: {DEFAULT_DRAFT_TOKENS}, or 0 without a head)",
-    )
-    parser.add_argument(
-        "--cache-length",
-        type=_cli.count,
-        metavar="N",
-        help="room for prompt and new tokens together; a full cache ends the text (default: the smallest of 64, 128, "
-        "256, ... that holds both, at most the model's max_position_embeddings)",
-    )
-    parser.add_argument("--trunk-only", action="store_true", help="load the model without its head, on purpose")
-    _cli.add_dtype_flag(parser)
-    _cli.add_marks_flag(parser)
-    _cli.add_json_flag(parser)
-    return parser.parse_args(argv)
+if TYPE_CHECKING:  # imports that take a second, which `--help` and mistakes in flags should not wait for
+    from infer.completion import Completion
+    from infer.generator import Generator
+    from infer.requests import Request
+    from infer.row import Piece
+    from infer.settings import Settings
+    from mtp_jax.text import Tokenizer
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = parse(argv)
-    if args.trunk_only and args.num_draft_tokens:
-        raise UserError(
-            f"--trunk-only leaves out the head that --num-draft-tokens {args.num_draft_tokens} drafts with: "
-            "drop one of the two"
-        )
-    if args.chat and args.prompt_ids is not None:
-        raise UserError("--chat puts a text into a template: give --prompt or --prompt-file, not --prompt-ids")
+    args = parse(__doc__, argv)
     folder = _cli.existing_checkpoint(args.checkpoint)
-
     _cli.enable_compilation_cache()
-    from rich.console import Console  # after the flags are checked: these imports take seconds
-    from rich.text import Text
+    requests, settings = _checked(args, folder)
+    if args.rows:
+        _continue_rows(args, folder, requests, settings)
+    else:
+        _continue_prompt(args, folder, requests[0], settings)
 
-    from infer.generator import Generator
-    from infer.job import Job, check_jobs
-    from infer.marked_text import marked_text, summary
-    from infer.prompts import parse_ids, prompt_from_text
-    from infer.settings import Settings
-    from mtp_jax.files import read_text
+
+def _checked(args: argparse.Namespace, folder: Path) -> "tuple[list[Request], Settings]":
+    """What to do, with all found that can be wrong with it before weights are read."""
+    from infer.batch import jobs_for
+    from infer.draft_vocabulary import load_draft_vocabulary
+    from infer.job import check_jobs
+    from infer.requests import read_requests
+    from infer.results import check_keys
+    from infer.settings import BATCH_SIZE, Settings
     from mtp_jax.hf import read_config
-    from mtp_jax.text import Tokenizer
+    from mtp_jax.text import Tokenizer, end_ids
 
-    ids = parse_ids(args.prompt_ids) if args.prompt_ids is not None else None
-    text = read_text(args.prompt_file) if args.prompt_file is not None else args.prompt
-    config = read_config(folder, args.trunk_only)
-    if ids is None:
-        ids = prompt_from_text(text, Tokenizer.from_folder(folder), args.chat).ids
-    settings = Settings(num_draft_tokens=args.num_draft_tokens, cache_length=args.cache_length)
-    settings.check(config)
-    jobs = [Job(ids, args.max_new_tokens)]
-    check_jobs(config, jobs, settings.cache_length)
+    config, tokenizer = read_config(folder, args.trunk_only), Tokenizer.from_folder(folder)
+    ends = end_ids(folder, tokenizer)
+    if args.stop and tokenizer is None:
+        raise UserError("--stop needs a tokenizer, and the checkpoint has no tokenizer.json")
+    vocabulary = None
+    if args.draft_vocab is not None:
+        vocabulary = load_draft_vocabulary(args.draft_vocab, folder, config.vocab_size, ends).tolist()
+    settings = Settings(
+        num_draft_tokens=args.num_draft_tokens,
+        sampling=_cli.sampling_from(args),
+        ignore_eos=args.ignore_eos,
+        # The report shows how probable tokens were.
+        logprobs=0 if args.logprobs is None and args.report is not None else args.logprobs,
+        raw_logprobs=args.raw_logprobs,
+        cache_length=args.cache_length,
+        batch_size=args.batch_size or BATCH_SIZE,
+        draft_vocabulary=vocabulary,
+    )
+    try:
+        settings.check(config)
+        settings.rule(config, tokenizer, ends)
+    except UserError as error:
+        raise UserError(_cli.flags_for_fields(str(error))) from error
+    if args.rows:
+        requests = read_requests(args.prompt_file, tokenizer, config.vocab_size, args.chat)
+        check_keys(requests)
+    else:
+        requests = [_one_request(args, tokenizer)]
+    for request, job in zip(requests, jobs_for(requests, _targets(requests, 1), **_limits(args)), strict=True):
+        try:
+            check_jobs(config, [job], args.cache_length)
+        except UserError as error:
+            raise UserError(f"{request.where}: {error}") from error
+    return requests, settings
 
-    progress = Console(stderr=True)
-    with progress.status("loading"):
-        generator = Generator.from_pretrained(folder, dtype=_cli.compute_dtype(args.dtype), trunk_only=args.trunk_only)
-    with progress.status("compiling and decoding"):
-        (generation,) = generator.generate(
-            [ids],
-            max_new_tokens=args.max_new_tokens,
-            num_draft_tokens=args.num_draft_tokens,
-            cache_length=args.cache_length,
-        )
-    if args.json is not None:
-        _cli.write_json(generation.record(), args.json)
-    if args.json != "-":
-        console = Console(highlight=False, soft_wrap=True)
-        if console.is_terminal:
-            console.print(Text(text if text is not None else f"{args.prompt_ids} "), style="dim", end="")
-        console.print(marked_text(generation, generator.tokenizer, console, args.marks))
-        console.print(summary(generation), style="dim", markup=False)
+
+def _one_request(args: argparse.Namespace, tokenizer: "Tokenizer | None") -> "Request":
+    from infer.prompts import parse_ids, prompt_from_ids, prompt_from_text
+    from infer.requests import Request
+    from mtp_jax.files import read_text
+
+    if args.prompt_ids is not None:
+        try:
+            ids = parse_ids(args.prompt_ids)
+        except UserError as error:
+            raise UserError(f"--prompt-ids: {error}") from error
+        prompt, where = prompt_from_ids(ids), "--prompt-ids"
+    else:
+        text = args.prompt if args.prompt_file is None else read_text(args.prompt_file)
+        prompt = prompt_from_text(text, tokenizer, args.chat)
+        where = "--prompt" if args.prompt_file is None else str(args.prompt_file)
+    return Request(prompt.ids, prompt.text, None, None, None, {}, where)
+
+
+def _targets(requests: "Sequence[Request]", num_samples: int) -> list[tuple[int, int]]:
+    return [(p, i) for p in range(len(requests)) for i in range(num_samples)]
+
+
+def _limits(args: argparse.Namespace) -> dict[str, Any]:
+    return {"max_new_tokens": args.max_new_tokens, "seed": args.seed, "stop": tuple(args.stop)}
+
+
+def _continue_prompt(args: argparse.Namespace, folder: Path, request: "Request", settings: "Settings") -> None:
+    """One prompt: text, as it comes if stdout is a terminal, or one JSON object."""
+    from rich.console import Console
+
+    from infer.batch import InOrder, follow, jobs_for
+    from infer.generator import Generator
+    from infer.screen import PromptStatus, Transcript
+
+    console, shows_text = Console(highlight=False, soft_wrap=True), args.json != "-"
+    with PromptStatus(Console(stderr=True), until_text=shows_text) as status:
+        dtype = _cli.compute_dtype(args.dtype)
+        generator = Generator.from_pretrained(folder, dtype=dtype, trunk_only=args.trunk_only)
+        status.loaded()
+        has_text = generator.tokenizer is not None
+        transcript = Transcript(console, args.marks, request.text, args.num_samples, has_text=has_text)
+        shown = InOrder(transcript.show)
+
+        def came(piece: "Piece") -> None:
+            status.came(piece)
+            if shows_text:
+                shown.add(piece)
+
+        jobs = jobs_for([request], _targets([request], args.num_samples), **_limits(args))
+        events = generator.run(jobs, settings, watched=shows_text and console.is_terminal)
+        outcome = follow(events, status.reading, came, keep=True)
+    shown.flush()
+    auto = generator.auto_drafts
+    if auto is not None and shows_text:
+        console.print(auto.summary(), style="dim")
+    completions = dict(sorted(outcome.completions.items()))
+    if completions and args.json is not None:
+        records = {sample: _record(args, completion) for sample, completion in completions.items()}
+        if args.num_samples == 1:
+            record = records[0]
+        else:
+            record = {"completions": [{"sample": sample, **record} for sample, record in records.items()]}
+        record |= {} if auto is None else {"auto_drafts": auto.report()}
+        _cli.write_json(record, args.json)
+    _write_report(args, generator, list(completions.values()), [request.text] * len(completions), settings)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+
+
+def _continue_rows(args: argparse.Namespace, folder: Path, requests: "Sequence[Request]", settings: "Settings") -> None:
+    """Rows of a file: a JSON line each, to stdout or a file, in the rows' order."""
+    from rich.console import Console
+
+    from infer.batch import InOrder, follow, jobs_for
+    from infer.generator import Generator
+    from infer.results import Results, result_row
+    from infer.screen import RowsBar
+
+    dtype = _cli.compute_dtype(args.dtype)
+    stderr, targets = Console(stderr=True), _targets(requests, args.num_samples)
+    num_rows = len(targets)
+    with ExitStack() as stack:
+        results = None
+        if args.output is not None:
+            identity = _identity(args, settings, folder, str(dtype))
+            results = stack.enter_context(Results(args.output, requests, identity, args.num_samples))
+            targets = results.missing
+            if not targets:
+                results.finish()
+                print(f"{args.output}: all {num_rows} rows are there, nothing was left to do")
+                return
+        # Rows that are written to the terminal would run into the bar.
+        hidden = results is None and sys.stdout.isatty()
+        bar = stack.enter_context(RowsBar(stderr, num_rows, num_rows - len(targets), hidden=hidden))
+        generator = Generator.from_pretrained(folder, dtype=dtype, trunk_only=args.trunk_only)
+        bar.loaded()
+
+        def write(piece: "Piece") -> None:
+            if piece.completion is not None:
+                p, i = targets[piece.job]
+                sample = i if args.num_samples > 1 else None
+                _cli.write_json_line(result_row(requests[p].row, sample, _record(args, piece.completion)))
+
+        written = InOrder(write)
+
+        def came(piece: "Piece") -> None:
+            bar.came(piece)
+            if results is None:
+                written.add(piece)
+            elif piece.completion is not None and piece.completion.finish_reason != "interrupted":
+                results.add(*targets[piece.job], _record(args, piece.completion))
+
+        events = generator.run(jobs_for(requests, targets, **_limits(args)), settings)
+        outcome = follow(events, bar.reading, came, keep=args.report is not None)
+        written.flush()
+        if results is not None and not outcome.interrupted:
+            results.finish()
+    lines = [f"{outcome.totals.rows} rows: {outcome.totals.summary(outcome.seconds)}"]
+    if generator.auto_drafts is not None:
+        lines.append(generator.auto_drafts.summary())
+    if outcome.interrupted and results is not None:
+        lines.append(f"finished rows are kept in {args.output}.partial; the same command goes on from there")
+    print("\n".join(lines), file=sys.stderr)
+    jobs = sorted(outcome.completions)
+    prompts = [requests[targets[job][0]].text for job in jobs]
+    _write_report(args, generator, [outcome.completions[job] for job in jobs], prompts, settings)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+
+
+def _record(args: argparse.Namespace, completion: "Completion") -> dict[str, Any]:
+    """As JSON; log-probabilities that only the report needs are left out."""
+    return (completion if args.logprobs is not None else replace(completion, logprobs=None)).record()
+
+
+def _identity(args: argparse.Namespace, settings: "Settings", folder: Path, dtype: str) -> dict[str, Any]:
+    """All that changes a result, by which results of another run are told apart."""
+    sampling = asdict(settings.sampling)
+    return {
+        **{name: value for name, value in sampling.items() if name != "logit_bias"},
+        "logit_bias": {str(token_id): value for token_id, value in sampling["logit_bias"].items()},
+        "checkpoint": str(folder.resolve()),
+        "dtype": dtype,
+        "draft_vocab": None if args.draft_vocab is None else str(args.draft_vocab),
+        **{
+            name: getattr(args, name)
+            for name in (
+                *("trunk_only", "chat", "max_new_tokens", "stop", "ignore_eos", "cache_length"),
+                *("num_draft_tokens", "logprobs", "raw_logprobs"),
+            )
+        },
+    }
+
+
+def _write_report(
+    args: argparse.Namespace,
+    generator: "Generator",
+    completions: "Sequence[Completion]",
+    prompts: Sequence[str],
+    settings: "Settings",
+) -> None:
+    if args.report is None or not completions:
+        return
+    from infer.report import report_html
+    from infer.sampling import Sampling
+    from mtp_jax.files import write_text
+
+    sampling, default, auto = settings.sampling, asdict(Sampling()), generator.auto_drafts
+    table = {
+        "checkpoint": str(args.checkpoint),
+        "dtype": str(generator.model.dtype),
+        "drafts a round": str(settings.draft_tokens(generator.model.config)) if auto is None else auto.summary(),
+        "new tokens, at most": str(args.max_new_tokens),
+        "temperature": str(sampling.temperature) if sampling.temperature else "0 (greedy)",
+    }
+    table |= {name: str(value) for name, value in asdict(sampling).items() if value != default[name]}
+    table |= {"stop": repr(args.stop)} if args.stop else {}
+    table |= {"end tokens": "ignored"} if args.ignore_eos else {}
+    table |= {"drafts are among": f"{len(settings.draft_vocabulary)} tokens"} if settings.draft_vocabulary else {}
+    table |= {"probabilities": "before penalties, temperature and the like"} if args.raw_logprobs else {}
+    write_text(Path(args.report), report_html(completions, generator.tokenizer, prompts, table))
 
 
 if __name__ == "__main__":

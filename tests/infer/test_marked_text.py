@@ -6,7 +6,7 @@ import pytest
 from made_up import completion
 from rich.console import Console
 
-from infer.marked_text import marked_text, segments, summary
+from infer.marked_text import MarkedWriter, marked_text, segments, summary
 from mtp_jax.text import train_bpe
 
 
@@ -62,3 +62,16 @@ def test_summary_is_one_line():
         "5 tokens in 2 rounds (2.00 a round), 2 of 4 drafts accepted (a round, by position: 0.50 0.50), "
         "10.0 tokens/s, ended by length; compiled in 1.5 s"
     )
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"), [("brackets", "a‹b\tc›d\n"), ("none", "ab\tcd\n"), ("colour", "a\x1b[1;32mb\tc\x1b[0md\n")]
+)
+def test_text_is_written_as_it_comes(marks, expected):
+    """Tabs stay tabs wherever a piece begins; what a terminal would obey is left out."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=marks == "colour", color_system="standard", soft_wrap=True)
+    writer = MarkedWriter(console, marks)
+    writer.write([("a", 0), ("b\t", 1), ("c\x1b", 2)])
+    writer.write([("d\x07", 0), ("\n", 0)])
+    assert file.getvalue() == expected

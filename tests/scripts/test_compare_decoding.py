@@ -1,0 +1,60 @@
+"""compare_decoding.py, called as a user calls it."""
+
+import json
+
+import pytest
+
+KEYS = {
+    "text",
+    "tokens",
+    "finish_reason",
+    "rounds",
+    "drafted",
+    "accepted",
+    "accepted_per_position",
+    "tokens_per_round",
+    "seconds",
+    "tokens_per_second",
+    "compile_seconds",
+}
+
+
+def test_compare_as_json(call, checkpoint, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "def"}\n{"prompt_ids": [4, 5]}\n', encoding="utf-8")
+    flags = ("--checkpoint", checkpoint, "--prompts", tmp_path / "p.jsonl", "--max-new-tokens", 20, "--repeats", 1)
+    status, out, _ = call("compare_decoding", *flags, "--num-draft-tokens", "3", "--json")
+    assert status == 0
+    rows = json.loads(out)["results"]
+    extra = {"plain_tokens_per_second", "speedup", "identical", "first_difference", "distinct_4grams"}
+    assert [set(row) for row in rows] == [KEYS | extra | {"prompt", "num_prompt_tokens", "num_draft_tokens"}] * 2
+    assert [(row["prompt"], row["num_draft_tokens"], row["identical"]) for row in rows] == [
+        ("def", 3, True),
+        ("4,5", 3, True),
+    ]
+
+
+def test_compare_for_people(call, checkpoint, tmp_path):
+    (tmp_path / "p.txt").write_text("def :smile: [red]\n", encoding="utf-8")
+    flags = ("--checkpoint", checkpoint, "--prompts", tmp_path / "p.txt", "--max-new-tokens", 20, "--repeats", 1)
+    status, out, _ = call("compare_decoding", *flags, "--num-draft-tokens", "3", "--show-text")
+    assert status == 0
+    assert "J = 3" in out
+    assert "def :smile: [red]" in out
+    assert "by position" in out
+    assert "yes" in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--num-draft-tokens", "1,-2"], "at least 0, got '-2'"),
+        (["--num-draft-tokens", "1,1"], "expected different numbers"),
+        (["--repeats", "0"], "at least 1, got '0'"),
+        (["--prompts", "/nowhere"], "expected a file, got /nowhere"),
+    ],
+)
+def test_a_mistake_in_comparing_is_one_line_and_status_2(call, checkpoint, flags, message):
+    status, out, err = call("compare_decoding", "--checkpoint", checkpoint, *flags)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
