@@ -2,12 +2,13 @@
 
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from infer.completion import Completion
+from infer.generator import Updates
 from infer.job import Job
 from infer.noise import row_key
 from infer.requests import Request
@@ -116,7 +117,7 @@ class Outcome:
 
 
 def follow(
-    events: Generator[Reading | Piece, None, None],
+    events: Updates,
     reading: Callable[[Reading], None],
     came: Callable[[Piece], None],
     *,
