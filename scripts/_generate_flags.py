@@ -65,7 +65,7 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
         type=_draft_vocabulary,
         metavar="N|FILE",
         help="draft over the N most frequent tokens only, of the checkpoint's draft_vocabulary.txt, or over the ids in "
-        "a file; the text stays the same",
+        "a file; what is chosen is verified over all tokens",
     )
 
     out = parser.add_argument_group("output")
