@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from reciting import recite
 
 from infer.generator import Generator
 from infer.job import Job
@@ -80,6 +81,16 @@ def test_speculation_gives_plain_samplings_tokens(ending, prompts, name):
         assert told(got) == told(plain), num_drafts
         drafted, accepted = sum(c.drafted for c in got), sum(c.accepted for c in got)
         assert 0 < accepted < drafted, "this setting no longer tests both outcomes"
+
+
+@pytest.mark.parametrize("verifier", ["shared_noise", "rejection"])
+def test_a_head_with_the_trunks_logits_has_its_law(verifier):
+    """Then every draft stands: drafts are warped as choices are, with the drafts before them as their past."""
+    reciter = recite(range(2, 50), [60])
+    sampling = Sampling(**{**ALL, "temperature": 1.5, "top_k": 60, "frequency_penalty": 1.0}, verifier=verifier)
+    got = reciter.generate([[2], [3, 4, 5]], max_new_tokens=NEW, num_draft_tokens=3, sampling=sampling, num_samples=16)
+    assert len({token for c in got for token in c.tokens}) > 50
+    assert sum(c.accepted for c in got) == sum(c.drafted for c in got) > 100
 
 
 def test_settings_are_heeded(ending, prompts):
