@@ -181,7 +181,7 @@ def totals(results: Sequence[Sequence[Comparison]]) -> list[dict[str, Any]]:
         runs = [c.speculative for c in comparisons]
         rounds = sum(g.rounds for g in runs)
         share, error = _share([(g.accepted, g.drafted) for g in runs])
-        firsts = [(g.accepted_per_position[0], sum(n > 0 for n in g.round_drafts)) for g in runs]
+        firsts = [(sum(g.accepted_per_position[:1]), sum(n > 0 for n in g.round_drafts)) for g in runs]
         first_share, first_error = _share(firsts) if runs[0].num_draft_tokens else (None, None)
         expected = [c.expected for c in comparisons if c.expected is not None]
         expected_rounds = sum(e.rounds for e in expected)

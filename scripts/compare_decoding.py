@@ -93,6 +93,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     config, tokenizer = read_config(folder), Tokenizer.from_folder(folder)
     if args.prompts is not None:
         prompts = read_requests(args.prompts, tokenizer, config.vocab_size, args.chat)
+        for request in prompts:
+            if own := sorted({"max_new_tokens", "seed", "stop"} & request.row.keys()):
+                raise UserError(
+                    f"{request.where}: {', '.join(own)}: rows are compared under the same settings; drop a row's own"
+                )
     else:
         texts = QUESTIONS if args.chat else PROMPTS
         prompts = [prompt_from_text(text, tokenizer, args.chat) for text in texts]

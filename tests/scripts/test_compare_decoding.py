@@ -44,6 +44,21 @@ def test_compare_for_people(call, checkpoint, tmp_path):
     assert "yes" in out
 
 
+def test_plain_decoding_alone_is_shown(call, checkpoint, tmp_path):
+    (tmp_path / "p.txt").write_text("def\n", encoding="utf-8")
+    flags = ("--checkpoint", checkpoint, "--prompts", tmp_path / "p.txt", "--max-new-tokens", 20, "--repeats", 1)
+    status, out, err = call("compare_decoding", *flags, "--num-draft-tokens", "0")
+    assert (status, err) == (0, "")
+    assert "by position" in out
+
+
+def test_a_rows_own_settings_are_not_passed_over(call, checkpoint, tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "def"}\n{"prompt": "x", "seed": 1}\n', encoding="utf-8")
+    status, out, err = call("compare_decoding", "--checkpoint", checkpoint, "--prompts", tmp_path / "p.jsonl")
+    assert (status, out) == (2, "")
+    assert "p.jsonl:2: seed: rows are compared under the same settings" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
