@@ -21,7 +21,7 @@ from infer.programs import Programs
 from infer.prompt_reading import padded, read_pieces, slots_for
 from infer.prompts import prompt_from_text
 from infer.row import Piece
-from infer.sampling import Sampling
+from infer.sampling import Sampling, checked_count
 from infer.settings import Settings
 from infer.slots import Decoding, Reading, Slots
 from infer.speculative import decode, logits_of, next_token_logits, start, unread
@@ -107,8 +107,10 @@ class Generator:
           UserError: a prompt is empty, too long or holds ids outside the vocabulary, a number is out of range, or
             settings contradict each other or the model.
         """
-        chosen = Settings(**settings)
-        stops = stop_strings(stop)
+        chosen, stops = Settings(**settings), stop_strings(stop)
+        max_new_tokens = checked_count("max_new_tokens", max_new_tokens)
+        if checked_count("num_samples", num_samples) < 1:
+            raise UserError(f"num_samples must be at least 1, got {num_samples}")
         jobs = [
             Job(ids, max_new_tokens, row_key(chosen.sampling.seed, p, i), stops)
             for p, ids in enumerate(self._ids(prompts))
@@ -136,6 +138,7 @@ class Generator:
         """
         chosen = Settings(**settings)
         (ids,) = self._ids([prompt])
+        max_new_tokens = checked_count("max_new_tokens", max_new_tokens)
         job = Job(ids, max_new_tokens, row_key(chosen.sampling.seed, 0, 0), stop_strings(stop))
         return _pieces(self.run([job], chosen, watched=True))
 
@@ -213,12 +216,16 @@ class Generator:
     def _ids(self, prompts: Sequence[str | Sequence[int]]) -> list[list[int]]:
         if isinstance(prompts, str):
             raise UserError("expected a list of prompts, got one text: put it in a list")
+        if not isinstance(prompts, Iterable):
+            raise UserError(f"expected a list of prompts, got {prompts!r}")
         return [self._encoded(prompt, number) for number, prompt in enumerate(prompts)]
 
     def _encoded(self, prompt: str | Sequence[int], number: int) -> list[int]:
         if isinstance(prompt, str):
             return prompt_from_text(prompt, self.tokenizer).ids
         try:
+            if isinstance(prompt, bytes):  # whose elements are integers, but were hardly meant as ids
+                raise TypeError
             return [operator.index(i) for i in prompt]
         except TypeError as error:
             raise UserError(f"prompt {number}: expected a text or a list of ids, got {prompt!r}") from error

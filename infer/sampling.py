@@ -110,17 +110,17 @@ class Sampling:
         for name in ("presence_penalty", "frequency_penalty"):
             store_number(name, -LARGEST, LARGEST, f"between {-LARGEST:g} and {LARGEST:g}")
         for name in ("top_k", "min_new_tokens", "seed"):
-            store(name, _count(name, getattr(self, name)))
+            store(name, checked_count(name, getattr(self, name)))
         if not isinstance(self.logit_bias, Mapping):
             raise UserError(f"logit_bias must be a mapping from ids to numbers, got {self.logit_bias!r}")
         if isinstance(self.banned_ids, str) or not isinstance(self.banned_ids, Iterable):
             raise UserError(f"banned_ids must be a list of ids, got {self.banned_ids!r}")
-        bias = {_count("an id of logit_bias", i): _number("logit_bias", x) for i, x in self.logit_bias.items()}
+        bias = {checked_count("an id of logit_bias", i): _number("logit_bias", x) for i, x in self.logit_bias.items()}
         for i, x in bias.items():
             if abs(x) > LARGEST:
                 raise UserError(f"logit_bias of id {i} must be between {-LARGEST:g} and {LARGEST:g}, got {x}")
         store("logit_bias", bias)
-        store("banned_ids", tuple(sorted({_count("an id of banned_ids", i) for i in self.banned_ids})))
+        store("banned_ids", tuple(sorted({checked_count("an id of banned_ids", i) for i in self.banned_ids})))
         self._check_contradictions()
 
     def _check_contradictions(self) -> None:
@@ -330,7 +330,12 @@ def _number(name: str, value: object) -> float:
     return number
 
 
-def _count(name: str, value: object) -> int:
+def checked_count(name: str, value: object) -> int:
+    """The value as a plain integer.
+
+    Raises:
+      UserError: it is none (booleans are not), or negative.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
         raise UserError(f"{name} must be an integer, got {value!r}")
     if value < 0:

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from infer.carry import Drafter
-from infer.sampling import Rule, Sampling
+from infer.sampling import Rule, Sampling, checked_count
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.text import Tokenizer
 
 DEFAULT_DRAFT_TOKENS = 3
+MOST_DRAFT_TOKENS = 128  # each is a part of the compiled program: thousands would compile for hours
 BATCH_SIZE = 8
 
 
@@ -30,6 +31,9 @@ class Settings:
       batch_size: rows decoded at a time, at most; further prompts take the place of finished ones.
       draft_vocabulary: ids that the head drafts over; None is all. Verification is over all in any case.
       drafter: another than the head; static, see `infer.carry.Drafter`.
+
+    Raises:
+      UserError: a value is of a wrong type, or a draft vocabulary is empty.
     """
 
     num_draft_tokens: int | Literal["auto"] | None = None
@@ -41,6 +45,32 @@ class Settings:
     batch_size: int = BATCH_SIZE
     draft_vocabulary: Sequence[int] | None = None
     drafter: Drafter | None = None
+
+    def __post_init__(self) -> None:
+        """Checks types; integers become plain Python's, and the draft vocabulary distinct and ascending."""
+
+        def store(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)  # frozen for everyone else
+
+        for name in ("num_draft_tokens", "logprobs", "cache_length", "batch_size"):
+            value = getattr(self, name)
+            none, auto = value is None and name != "batch_size", name == "num_draft_tokens" and isinstance(value, str)
+            if auto and value != "auto":
+                raise UserError(f'num_draft_tokens must be an integer or "auto", got {value!r}')
+            if not (none or auto):
+                store(name, checked_count(name, value))
+        for name in ("ignore_eos", "raw_logprobs"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.sampling, Sampling):
+            raise UserError(f"sampling must be a Sampling, got {self.sampling!r}")
+        if self.draft_vocabulary is not None:
+            if isinstance(self.draft_vocabulary, str) or not isinstance(self.draft_vocabulary, Iterable):
+                raise UserError(f"draft_vocabulary must be a list of ids, got {self.draft_vocabulary!r}")
+            ids = {checked_count("an id of draft_vocabulary", i) for i in self.draft_vocabulary}
+            if not ids:
+                raise UserError("draft_vocabulary must hold at least one id, got none")
+            store("draft_vocabulary", tuple(sorted(ids)))
 
     def draft_tokens(self, config: ModelConfig) -> int | Literal["auto"]:
         """J, with the default filled in."""
@@ -66,8 +96,8 @@ class Settings:
             head.
         """
         drafts = self.draft_tokens(config)
-        if drafts != "auto" and drafts < 0:
-            raise UserError(f"the number of draft tokens must be at least 0, got {drafts}")
+        if drafts != "auto" and drafts > MOST_DRAFT_TOKENS:
+            raise UserError(f"the number of draft tokens must be at most {MOST_DRAFT_TOKENS}, got {drafts}")
         if drafts and not config.num_mtp_layers:
             raise UserError(
                 f"drafting {drafts} tokens needs the MTP head, and this model was loaded without one: load a "
@@ -80,6 +110,10 @@ class Settings:
             )
         if self.draft_vocabulary is not None and drafts == 0:
             raise UserError("a draft vocabulary was given, and 0 draft tokens were asked for: drop one of the two")
+        if self.draft_vocabulary is not None and (last := max(self.draft_vocabulary)) >= config.vocab_size:
+            raise UserError(
+                f"draft_vocabulary holds id {last}; expected ids from 0 to {config.vocab_size - 1}, the vocabulary"
+            )
         if self.ignore_eos and self.sampling.min_new_tokens:
             raise UserError(
                 f"a minimum of {self.sampling.min_new_tokens} new tokens bans end ids until then, and ignore_eos lets "

@@ -1,6 +1,6 @@
 """Ids to text as they come: characters are kept whole, and the text is cut before a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mtp_jax.errors import UserError
 from mtp_jax.text import Tokenizer
@@ -16,12 +16,16 @@ def stop_strings(given: str | Sequence[str]) -> tuple[str, ...]:
     """Stop strings as a tuple; one alone may be given as it is.
 
     Raises:
-      UserError: one is empty, or is not text.
+      UserError: one is empty, or is not text, or is none that a tokenizer could give.
     """
+    if not isinstance(given, Iterable):
+        raise UserError(f"expected a stop string or a list of them, got {given!r}")
     stops = (given,) if isinstance(given, str) else tuple(given)
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             raise UserError(f"expected stop strings of at least one character, got {stop!r}")
+        if any(0xD800 <= ord(character) < 0xE000 for character in stop):
+            raise UserError(f"expected stop strings that have a UTF-8 form, got {stop!r}: no text could hold it")
     return stops
 
 

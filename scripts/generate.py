@@ -55,6 +55,7 @@ def _checked(args: argparse.Namespace, folder: Path) -> "tuple[list[Request], Se
     from infer.requests import read_requests
     from infer.results import check_keys
     from infer.settings import BATCH_SIZE, Settings
+    from infer.text_stream import stop_strings
     from mtp_jax.hf import read_config
     from mtp_jax.text import Tokenizer, end_ids
 
@@ -62,6 +63,10 @@ def _checked(args: argparse.Namespace, folder: Path) -> "tuple[list[Request], Se
     ends = end_ids(folder, tokenizer)
     if args.stop and tokenizer is None:
         raise UserError("--stop needs a tokenizer, and the checkpoint has no tokenizer.json")
+    try:
+        stop_strings(args.stop)
+    except UserError as error:
+        raise UserError(f"--stop: {error}") from error
     vocabulary = None
     if args.draft_vocab is not None:
         vocabulary = load_draft_vocabulary(args.draft_vocab, folder, config.vocab_size, ends).tolist()

@@ -275,6 +275,8 @@ def test_a_terminal_gets_text_as_it_comes_and_ctrl_c_ends_it(start, endless, tmp
         (["--prompt", "a", "--logprobs", "999", "--json"], "between 0 and the vocabulary's 307, got 999"),
         (["--prompt", "a", "--ignore-eos", "--min-new-tokens", "2"], "drop one of the two"),
         (["--prompt", "a", "--num-samples", "0"], "at least 1, got '0'"),
+        (["--prompt", "a", "--num-draft-tokens", "1000000"], "at most 128, got 1000000"),
+        (["--prompt", "a", "--stop", "\udcff"], "--stop: expected stop strings that have a UTF-8 form"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(call, checkpoint, flags, message):
