@@ -45,8 +45,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def replacing(path: Path, suffix: str = ".partial") -> Iterator[Path]:
     """Yields a name beside the final one to write to, and renames it at the end: no half-written file is ever seen.
 
-    If writing fails, what was written is removed and the final name stays as it was.
+    If writing fails, what was written is removed and the final name stays as it was. A link stays one: what it names is
+    replaced. A device or a pipe (/dev/null, say) is written to, since another file in its place would not be it.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        yield path
+        return
+    path = path.resolve()
     partial = path.with_name(path.name + suffix)
     try:
         yield partial
