@@ -11,11 +11,13 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -46,12 +48,14 @@ USER_ERROR = 2
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError` or `OSError`, 130 if interrupted."""
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = io.StringIO()
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, io.StringIO())
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that lacks a character still gets the rest
     try:
-        main(argv)
+        with _interrupts_that_arrive():
+            main(argv)
         sys.stdout.flush()
     except UserError as error:
         _fail(str(error))
@@ -73,6 +77,36 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
             _drop_stdout()  # it may be the one that is full
         _fail(": ".join(map(str, filter(None, (error.filename, error.strerror)))))
     sys.exit(0)
+
+
+@contextmanager
+def _interrupts_that_arrive() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt a little later where it would come to nothing or to something else.
+
+    Python drops what is raised within `__del__` and within calls of the garbage collector, of which jax has one; and a
+    module half imported may not be whole again, or take the process down.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # not to be heard at all, say
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code is not run.__code__:
+            code = frame.f_code
+            if code.co_name in ("__del__", "_xla_gc_callback") or code.co_filename.startswith("<frozen importlib"):
+                signal.setitimer(signal.ITIMER_REAL, 0.05)
+                return
+            frame = frame.f_back
+        raise KeyboardInterrupt
+
+    alarm = signal.signal(signal.SIGALRM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGALRM, alarm)
 
 
 def _fail(message: str) -> NoReturn:
@@ -154,7 +188,11 @@ def writable(target: str) -> str:
     path = Path(target)
     if not target or path.is_dir():
         raise argparse.ArgumentTypeError(f"expected a file to write, got {target or 'an empty name'!r}")
-    folder = path.absolute().parent
+    if path.exists() and not path.is_file():  # a device or a pipe, which is written to as it is
+        if not os.access(path, os.W_OK):
+            raise argparse.ArgumentTypeError(f"cannot write {target}: it may not be written to")
+        return target
+    folder = path.resolve().parent
     if not folder.is_dir():
         raise argparse.ArgumentTypeError(f"cannot write {target}: there is no folder {path.parent}")
     if not os.access(folder, os.W_OK | os.X_OK):

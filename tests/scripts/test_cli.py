@@ -43,6 +43,42 @@ def test_an_interruption_is_status_130():
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
+@pytest.mark.parametrize("place", ["import", "__del__", "collector"])
+def test_an_interruption_is_not_lost(tmp_path, place):
+    """Where Python would drop the exception, or a module would be left half imported, it comes right afterwards."""
+    (tmp_path / "interrupted.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\nprint('whole')\n")
+    code = f"""
+import gc, signal, time
+sys.path.append({str(tmp_path)!r})
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+        print("whole")
+
+def _xla_gc_callback(phase, info):
+    if phase == "stop":
+        gc.callbacks.remove(_xla_gc_callback)
+        signal.raise_signal(signal.SIGINT)
+        print("whole")
+
+def main(argv):
+    if {place!r} == "import":
+        import interrupted
+    elif {place!r} == "__del__":
+        Dying()
+    else:
+        gc.callbacks.append(_xla_gc_callback)
+        gc.collect()
+    time.sleep(20)
+    print("not interrupted")
+
+_cli.run(main)
+"""
+    done = run_python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "whole\n", "interrupted\n")
+
+
 def test_a_reader_that_left_is_no_traceback():
     code = "import os\ndef main(argv):\n  r, w = os.pipe(); os.close(r); os.dup2(w, 1); print('x')"
     done = run_python(code + "\n_cli.run(main)")
@@ -53,6 +89,22 @@ def test_a_closed_stdout_is_no_traceback():
     code = "sys.stdout = None\ndef main(argv): _cli.write_json({}, '-'); print('x')"
     done = run_python(code + "\n_cli.run(main)")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_closed_stdin_and_stderr_are_no_traceback():
+    code = "def main(argv):\n    print(sys.stdin.read() == '')\n    raise UserError('x')\n_cli.run(main)"
+    whole = f"import sys; sys.path.insert(0, 'scripts'); import _cli; from mtp_jax.errors import UserError\n{code}"
+    command = 'exec "$0" -c "$1" <&- 2>&-'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, whole], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "True\n")
+
+
+def test_a_pipe_may_be_written_to_wherever_it_lies(cli, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    assert cli.writable(str(tmp_path / "pipe")) == str(tmp_path / "pipe")
+    assert cli.writable(os.devnull) == os.devnull
 
 
 def test_an_output_that_lacks_a_character_gets_the_rest():
