@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from infer.requests import Request
 from mtp_jax.errors import UserError
-from mtp_jax.files import read_text, replacing
+from mtp_jax.files import read_text, replacing, write_text
 
 # What is put into a row; rows that have one of these already are refused, since one of the two would be lost.
 _COUNTS = ("rounds", "drafted", "accepted", "accepted_per_position", "tokens_per_round")
@@ -46,7 +46,8 @@ class Results:
     What a kill leaves of a last line is dropped. Results of other requests or settings are never mixed in.
 
     Rows already in `OUT` are kept if they belong to these requests, or the first of them: results of a finished run are
-    not made again, and requests may be appended. Which settings made them is not known any more.
+    not made again, and requests may be appended. `OUT.settings.json` says which settings made them; with others, or
+    without that file, `OUT` is refused.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Results:
           UserError: a file cannot be written or read, holds something else, or a row has a key that results have.
         """
         self._out, self._partial = out, out.with_name(out.name + ".partial")
+        self._made_by = out.with_name(out.name + ".settings.json")
         self._rows = [request.row for request in requests]
         self._num_samples = num_samples
         check_keys(requests)
@@ -112,6 +114,8 @@ class Results:
         if self._file is None:
             return
         assert not self.missing, self.missing
+        # First, so that there is no moment at which `OUT` is there without it; by itself it binds nobody.
+        write_text(self._made_by, json.dumps(self._header["settings"], indent=2) + "\n")
         with replacing(self._out, ".ordered") as ordered, open(ordered, "wb") as file:
             for target in self._targets:
                 self._file.seek(self._places[target])
@@ -134,7 +138,23 @@ class Results:
                     f"{self._out}:{number}: expected an earlier result of these prompts, in their order, got another "
                     "row; remove the file, or name another one for the output"
                 )
+        if rows:
+            self._check_settings_of_out()
         return rows
+
+    def _check_settings_of_out(self) -> None:
+        """Refuses an `OUT` that other settings made, or settings that nobody knows."""
+        then = _object(read_text(self._made_by)) if self._made_by.is_file() else {}
+        if not then:
+            raise UserError(
+                f"{self._made_by}: expected the settings that made {self._out}, which are in no other place; remove "
+                f"{self._out.name}, or name another file for the output"
+            )
+        if other := self._differences(then):
+            raise UserError(
+                f"{self._out}: holds results of other settings: {'; '.join(other)}; remove the file, or name another "
+                "one for the output"
+            )
 
     def _is_result(self, row: Mapping[str, Any], index: int, sample: int) -> bool:
         given = {key: value for key, value in row.items() if key not in OUTPUT_KEYS}
@@ -167,12 +187,7 @@ class Results:
         """Refuses results of other requests or settings."""
         if not (isinstance(header, dict) and isinstance(header.get("settings"), dict)):
             raise UserError(f"{self._partial}: expected results of an earlier run, got something else; remove it")
-        then, now = header["settings"], json.loads(json.dumps(self._header["settings"]))
-        other = [
-            f"{name} was {json.dumps(then.get(name))}, is {json.dumps(now.get(name))}"
-            for name in sorted(then.keys() | now.keys())
-            if then.get(name) != now.get(name)
-        ]
+        other = self._differences(header["settings"])
         if header.get("input") != self._header["input"]:
             other.append("the prompts are others")
         if other:
@@ -180,6 +195,15 @@ class Results:
                 f"{self._partial}: holds results of another run: {'; '.join(other)}; finish that run, remove the file, "
                 "or name another one for the output"
             )
+
+    def _differences(self, then: Mapping[str, Any]) -> list[str]:
+        """Between the settings of an earlier run and those of this one."""
+        now = json.loads(json.dumps(self._header["settings"]))
+        return [
+            f"{name} was {json.dumps(then.get(name))}, is {json.dumps(now.get(name))}"
+            for name in sorted(then.keys() | now.keys())
+            if then.get(name) != now.get(name)
+        ]
 
     def _start(self, finished: Sequence[Mapping[str, Any]]) -> None:
         """Writes the first line, if there is none, and what only `OUT` has."""

@@ -188,7 +188,10 @@ def _continue_rows(args: argparse.Namespace, folder: Path, requests: "Sequence[R
             targets = results.missing
             if not targets:
                 results.finish()
-                print(f"{args.output}: all {num_rows} rows are there, nothing was left to do")
+                text = f"{args.output}: all {num_rows} rows are there, nothing was left to do"
+                if args.report is not None:
+                    text += f"; {args.report} is not written, since a report shows the rows that its run decoded"
+                print(text, file=sys.stderr)
                 return
         # Rows that are written to the terminal would run into the bar.
         hidden = results is None and sys.stdout.isatty()

@@ -65,7 +65,7 @@ def test_results_come_in_the_order_of_requests(out, num_samples):
     assert missing == [(index, sample) for index in range(3) for sample in range(num_samples)]
     assert rows_of(out) == expected(num_samples=num_samples)
     assert list(rows_of(out)[num_samples])[:2] == ["prompt_ids", "extra"]  # the row's own keys come first
-    assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
+    assert {path.name for path in out.parent.iterdir()} == {"out.jsonl", "out.jsonl.settings.json"}
 
 
 def test_a_result_is_on_disk_once_it_is_added(out):
@@ -120,7 +120,7 @@ def test_a_finished_run_is_left_as_it_is(out):
     before = out.stat()
     assert complete(out) == []
     assert out.stat() == before
-    assert [path.name for path in out.parent.iterdir()] == ["out.jsonl"]
+    assert {path.name for path in out.parent.iterdir()} == {"out.jsonl", "out.jsonl.settings.json"}
 
 
 def test_requests_may_be_appended(out):
@@ -133,6 +133,29 @@ def test_requests_may_be_appended(out):
     assert out.read_bytes() == content
     assert complete(out, num_samples=2) == targets[:-1]
     assert rows_of(out) == expected(num_samples=2)
+
+
+@pytest.mark.parametrize("requests", [REQUESTS, REQUESTS[:2]])
+def test_an_output_of_other_settings_is_refused_by_name(out, requests):
+    """Whether or not prompts are left to do."""
+    complete(out, requests)
+    before = {path.name: path.read_bytes() for path in out.parent.iterdir()}
+    message = r"out\.jsonl: holds results of other settings: temperature was 0\.5, is 1; top_k was null, is 5; remove"
+    with pytest.raises(UserError, match=message):
+        Results(out, REQUESTS, {**SETTINGS, "temperature": 1, "top_k": 5})
+    assert {path.name: path.read_bytes() for path in out.parent.iterdir()} == before
+    out.unlink()  # what is left binds nobody
+    assert len(complete(out, settings={"temperature": 1})) == 3
+    assert complete(out, settings={"temperature": 1}) == []
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "notes"])
+def test_an_output_of_unknown_settings_is_refused(out, content):
+    complete(out)
+    made_by = out.with_name("out.jsonl.settings.json")
+    made_by.unlink() if content is None else made_by.write_text(content)
+    with pytest.raises(UserError, match=r"out\.jsonl\.settings\.json: expected the settings that made .*out\.jsonl"):
+        Results(out, REQUESTS, SETTINGS)
 
 
 def test_results_of_an_old_output_outlive_a_kill_while_they_are_taken_over(out):

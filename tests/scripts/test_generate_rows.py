@@ -120,8 +120,15 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(call, start, many, tmp_path
     assert f"{40 - len(kept)} rows" in err, "rows that were there are not decoded again"
     assert read_rows(out.read_text(encoding="utf-8")) == read_rows(whole.read_text(encoding="utf-8"))
     assert not partial.exists()
-    status, out_, _ = call("generate", *many, "--output", out)
-    assert (status, "nothing was left to do" in out_) == (0, True)
+    report = tmp_path / "page.html"
+    status, stdout, err = call("generate", *many, "--output", out, "--report", report)
+    assert (status, stdout) == (0, "")
+    assert "nothing was left to do" in err
+    assert f"{report} is not written" in err
+    assert not report.exists()
+    status, _, err = call("generate", *many, "--output", out, "--seed", 3)
+    assert status == 2
+    assert f"{out}: holds results of other settings: seed was 0, is 3" in err
 
 
 def test_other_settings_are_refused_by_name(call, start, many, tmp_path):
