@@ -1,5 +1,6 @@
 """Results of a file of prompts, in a file: kept as they come, so that a run that was killed goes on where it was."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -76,11 +77,17 @@ class Results:
         self._file: BinaryIO | None = None  # none where there is nothing to do
         try:
             finished = self._read_out()
-            self._read_partial()
-            if self._places or len(finished) < len(self._targets):
+            if self._partial.exists() or len(finished) < len(self._targets):
                 self._file = open(self._partial, "a+b")  # noqa: SIM115  (closed by __exit__)
+                self._lock(self._file)
+                self._read_partial()
                 self._start(finished)
-        except OSError as error:
+        except (UserError, OSError) as error:
+            if self._file is not None:
+                with suppress(OSError):
+                    self._file.close()
+            if isinstance(error, UserError):
+                raise
             raise UserError(f"{self._partial}: cannot be written: {error.strerror}") from error
 
     @property
@@ -161,16 +168,21 @@ class Results:
         number = sample if self._num_samples > 1 else None
         return "tokens" in row and row.get("sample") == number and json.dumps(given) == json.dumps(self._rows[index])
 
+    def _lock(self, file: BinaryIO) -> None:
+        """Two runs at a time would write into each other's lines. The lock ends with the file or the process."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"{self._partial}: another run is writing it; wait for its end, or stop it") from error
+
     def _read_partial(self) -> None:
         """Finds the results in the partial file, and drops a line that was not written whole."""
-        if not self._partial.exists():
-            return
         content = self._partial.read_bytes()
         header, *lines = content[: content.rfind(b"\n") + 1].splitlines(keepends=True) or [b""]
         if not (content.startswith(_MAGIC) or _MAGIC.startswith(content)):
             raise UserError(f"{self._partial}: expected results of an earlier run, got something else; remove it")
         if not lines:
-            self._partial.unlink()
+            os.truncate(self._partial, 0)
             return
         self._check_header(_object(header.decode("utf-8", "replace")).get("results_of"))
         place, targets = len(header), set(self._targets)

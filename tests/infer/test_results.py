@@ -200,6 +200,17 @@ def test_a_run_without_results_binds_nobody(out):
         assert len(results.missing) == 3
 
 
+def test_two_runs_at_a_time_do_not_write_the_same_results(out):
+    with Results(out, REQUESTS, SETTINGS) as results:
+        results.add(0, 0, record(0))
+        kept = partial(out).read_bytes()
+        with pytest.raises(UserError, match="another run is writing it"):
+            Results(out, REQUESTS, SETTINGS)
+        assert partial(out).read_bytes() == kept
+    assert complete(out) == [(1, 0), (2, 0)]  # the lock has ended with the run
+    assert rows_of(out) == expected()
+
+
 @pytest.mark.parametrize("content", [b"notes\n", b"no", b"\n", b'{"results_of": 1}\n{}\n', b'{"a": 1}\n'])
 def test_a_partial_file_of_something_else_is_not_touched(out, content):
     partial(out).write_bytes(content)
