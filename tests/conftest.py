@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,9 @@ os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 
 import jax
 import pytest
+
+# A job in the background is started deaf to Ctrl-C, and so would be all that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
