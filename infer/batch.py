@@ -64,7 +64,7 @@ class Totals:
         self.accepted += completion.accepted
 
     def summary(self, seconds: float) -> str:
-        """One line for people. Args: seconds: that all of it took."""
+        """One line for people. Args: seconds: that all of it took, without preparing programs."""
         text = f"{self.tokens} tokens in {seconds:.1f} s ({self.tokens / seconds:.1f} tokens/s)"
         if self.rounds:
             text += f", {self.later_tokens / self.rounds:.2f} a round"
@@ -105,7 +105,7 @@ class Outcome:
 
     Attributes:
       totals: over all completions, also those that were interrupted.
-      seconds: that it took.
+      seconds: that it took, with the preparing of programs.
       completions: by index of the job, if they were to be kept.
       interrupted: by Ctrl-C.
     """

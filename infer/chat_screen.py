@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from rich.console import Console
 
 from infer.conversation import END_THINK, THINK, Turn
-from infer.marked_text import MarkedWriter, summary
+from infer.marked_text import MarkedWriter, prepared, summary
 
 THINKING_STYLE = "dim"
 
@@ -59,4 +59,4 @@ def turn_summary(turn: Turn, most: int) -> str:
     total = turn.kept + turn.read + len(turn.completion.tokens)
     again = f"; {turn.forgotten} read before were given up" if turn.forgotten else ""
     context = f"context: {total} of {most} tokens; the last turn kept {turn.kept} and read {turn.read}{again}"
-    return f"{context}\nreply: {summary(turn.completion)}"
+    return f"{context}\nreply: {summary(turn.completion)}; {prepared(turn.completion.compile_seconds)}"

@@ -35,7 +35,7 @@ class Completion:
       num_draft_tokens: J, the largest used.
       logprobs: per token; None if they were not asked for.
       seconds: prefill to last token, without loading and compiling.
-      compile_seconds: spent on compiling.
+      compile_seconds: spent on preparing programs while the row was live: tracing, then compiling or loading from a cache.
     """
 
     tokens: list[int]
@@ -68,6 +68,12 @@ class Completion:
     def accepted_per_position(self) -> list[int]:
         """Of length J: how often the draft at that position was emitted."""
         return [self.draft_positions.count(position) for position in range(1, self.num_draft_tokens + 1)]
+
+    @property
+    def drafted_per_position(self) -> list[int]:
+        """Of length J: rounds in which the draft at that position could have been emitted."""
+        positions = range(1, self.num_draft_tokens + 1)
+        return [sum(drafts >= position for drafts in self.round_drafts) for position in positions]
 
     @property
     def tokens_per_round(self) -> float | None:

@@ -245,5 +245,5 @@ def with_template(tokenizer: Tokenizer | None, enable_thinking: bool | None = No
             "chat_template in tokenizer_config.json, beside tokenizer.json"
         )
     if enable_thinking is not None and "enable_thinking" not in template.source:
-        raise UserError(f"{template.name}: the chat template has no enable_thinking to turn on or off")
+        raise UserError("the chat template has no enable_thinking to turn on or off")
     return tokenizer

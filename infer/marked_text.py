@@ -92,12 +92,20 @@ def _marked(text: str, drafted: bool, marks: str) -> tuple[str, str]:
 
 
 def summary(completion: Completion) -> str:
-    """One line: how many tokens, how they came about, how fast."""
+    """One line: how many tokens, how they came about, how fast.
+
+    The share at a position is of the rounds that drafted so far; near the token limit, and with `auto`, not all do.
+    """
     text = f"{len(completion.tokens)} tokens"
     if completion.rounds:
         text += f" in {completion.rounds} rounds ({completion.tokens_per_round:.2f} a round)"
     if completion.drafted:
-        shares = " ".join(f"{n / completion.rounds:.2f}" for n in completion.accepted_per_position)
-        text += f", {completion.accepted} of {completion.drafted} drafts accepted (a round, by position: {shares})"
-    text += f", {completion.tokens_per_second:.1f} tokens/s, ended by {completion.finish_reason}"
-    return text + f"; compiled in {completion.compile_seconds:.1f} s"
+        counts = zip(completion.accepted_per_position, completion.drafted_per_position, strict=True)
+        shares = " ".join(f"{stood / made:.2f}" if made else "-" for stood, made in counts)
+        text += f", {completion.accepted} of {completion.drafted} drafts accepted (by position: {shares})"
+    return text + f", {completion.tokens_per_second:.1f} tokens/s, ended by {completion.finish_reason}"
+
+
+def prepared(seconds: float) -> str:
+    """What `Programs.compile_seconds` says, for people: tracing, then compiling or loading from the cache."""
+    return f"prepared in {seconds:.1f} s"

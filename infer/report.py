@@ -164,8 +164,10 @@ def _section(completion: Completion, prompt: str, tokenizer: Tokenizer | None) -
     if cut:
         cut = prompt.find("\n", cut, cut + SHOWN_PROMPT // 2) + 1 or cut  # rather between lines
     bars = [
-        Bar(position, emitted, sum(drafts >= position for drafts in completion.round_drafts))
-        for position, emitted in enumerate(completion.accepted_per_position, start=1)
+        Bar(position, emitted, made)
+        for position, (emitted, made) in enumerate(
+            zip(completion.accepted_per_position, completion.drafted_per_position, strict=True), start=1
+        )
     ]
     return Section(
         completion=completion,

@@ -9,9 +9,11 @@ from rich.status import Status
 from rich.text import Text
 
 from infer.completion import Completion
-from infer.marked_text import MarkedWriter, summary
+from infer.marked_text import MarkedWriter, prepared, summary
 from infer.row import Piece
 from infer.slots import Reading
+
+DECODING_SOON = "compiling, decoding"
 
 
 class PromptStatus:
@@ -36,8 +38,9 @@ class PromptStatus:
         self._status.update("compiling, reading the prompt")
 
     def reading(self, event: Reading) -> None:
-        """So much of a prompt was read."""
-        self._status.update(f"reading the prompt: {event.done} of {event.total} tokens")
+        """So much of a prompt was read; after the whole of it programs may be made before there is text."""
+        left = event.done < event.total
+        self._status.update(f"reading the prompt: {event.done} of {event.total} tokens" if left else DECODING_SOON)
 
     def came(self, piece: Piece) -> None:
         """There is text."""
@@ -78,7 +81,9 @@ class RowsBar:
 
     def reading(self, event: Reading) -> None:
         """So much of a prompt was read; only of a long one a person would see it."""
-        self._bar.update(self._task, description=f"reading {event.done} of {event.total}")
+        soon = "decoding" if self._tokens else DECODING_SOON
+        left = event.done < event.total
+        self._bar.update(self._task, description=f"reading {event.done} of {event.total}" if left else soon)
 
     def came(self, piece: Piece) -> None:
         """New tokens, and perhaps a finished row."""
@@ -111,9 +116,17 @@ class Transcript:
         if piece.completion is not None:
             self._figures(piece.completion)
 
+    def finish(self, compile_seconds: float) -> None:
+        """Args: compile_seconds: of the whole run, which samples share."""
+        if self._num_samples > 1:
+            self._console.print(prepared(compile_seconds), style="dim", markup=False, soft_wrap=True)
+
     def _figures(self, completion: Completion) -> None:
+        text = summary(completion)
+        if self._num_samples == 1:
+            text += f"; {prepared(completion.compile_seconds)}"
         self._console.print()
-        self._console.print(summary(completion), style="dim", markup=False, soft_wrap=True)
+        self._console.print(text, style="dim", markup=False, soft_wrap=True)
 
 
 def _ids(piece: Piece) -> Sequence[tuple[str, int]]:

@@ -149,6 +149,7 @@ class _Chat:
         self._aside = aside
         self._most = most
         self._interactive = interactive
+        self._replies = 0
 
     def talk(self) -> None:
         """Until there is nothing more to read, or /exit."""
@@ -228,13 +229,15 @@ class _Chat:
                     pieces.close()
                     break
         if began:
+            self._replies += 1
             self._screen.print()
         if interrupts.asked:
             if not self._interactive:
                 raise KeyboardInterrupt
             self._tell("ended here" if began else "ended before the reply began: the message is dropped")
         elif completion is not None and completion.finish_reason == "length":
-            self._tell(f"ended at {len(completion.tokens)} tokens, the limit")
+            which = "ended" if self._interactive else f"reply {self._replies} ended"
+            self._tell(f"{which} at {len(completion.tokens)} tokens, the limit")
 
 
 if __name__ == "__main__":

@@ -151,6 +151,8 @@ def _continue_prompt(args: argparse.Namespace, folder: Path, request: "Request",
         events = generator.run(jobs, settings, watched=shows_text and console.is_terminal)
         outcome = follow(events, status.reading, came, keep=True)
     shown.flush()
+    if shows_text:
+        transcript.finish(generator.programs.compile_seconds)
     auto = generator.auto_drafts
     if auto is not None and shows_text:
         console.print(auto.summary(), style="dim")
@@ -174,6 +176,7 @@ def _continue_rows(args: argparse.Namespace, folder: Path, requests: "Sequence[R
 
     from infer.batch import InOrder, follow, jobs_for
     from infer.generator import Generator
+    from infer.marked_text import prepared
     from infer.results import Results, result_row
     from infer.screen import RowsBar
 
@@ -219,7 +222,9 @@ def _continue_rows(args: argparse.Namespace, folder: Path, requests: "Sequence[R
         written.flush()
         if results is not None and not outcome.interrupted:
             results.finish()
-    lines = [f"{outcome.totals.rows} rows: {outcome.totals.summary(outcome.seconds)}"]
+    preparing = generator.programs.compile_seconds
+    figures = outcome.totals.summary(outcome.seconds - preparing)
+    lines = [f"{outcome.totals.rows} rows: {figures}; {prepared(preparing)}"]
     if generator.auto_drafts is not None:
         lines.append(generator.auto_drafts.summary())
     if outcome.interrupted and results is not None:

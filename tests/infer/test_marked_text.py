@@ -1,5 +1,6 @@
 """Accepted drafts, marked."""
 
+import dataclasses
 import io
 
 import pytest
@@ -59,9 +60,18 @@ def test_marks_work_with_and_without_colour(tokenizer, monkeypatch, colours, mar
 def test_summary_is_one_line():
     text = summary(completion([2, 0], 2))
     assert text == (
-        "5 tokens in 2 rounds (2.00 a round), 2 of 4 drafts accepted (a round, by position: 0.50 0.50), "
-        "10.0 tokens/s, ended by length; compiled in 1.5 s"
+        "5 tokens in 2 rounds (2.00 a round), 2 of 4 drafts accepted (by position: 0.50 0.50), "
+        "10.0 tokens/s, ended by length"
     )
+
+
+def test_a_share_is_of_the_rounds_that_drafted_so_far():
+    """As with `auto`: of three rounds one drafted nothing and one a single token; position 3 was never tried."""
+    made = completion([2, 0, 1], 3)
+    drafts = [-1, 2, -1, -1, 0, 1, -1]
+    made = dataclasses.replace(made, round_drafts=drafts)
+    assert made.drafted_per_position == [2, 1, 0]
+    assert "3 of 3 drafts accepted (by position: 1.00 1.00 -)" in summary(made)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,10 @@ def test_each_line_of_a_pipe_is_a_message_and_stdout_has_replies_only(talk, chec
     assert len(replies) == 4, "the message that begins with a space, and no empty one"
     assert all(re.fullmatch("[a-z]*", reply) for reply in replies)
     assert replies[3] == replies[0]
-    context, reply, forgotten = (line for line in err.splitlines() if not line.startswith("ended at"))
+    told = err.splitlines()
+    limited = [line for line in told if "ended at" in line]
+    assert limited == [f"reply {i} ended at 20 tokens, the limit" for i, r in enumerate(replies, 1) if len(r) == 20]
+    context, reply, forgotten = (line for line in told if line not in limited)
     kept, read = map(int, re.fullmatch(r"context: \d+ of 512 tokens; .* kept (\d+) and read (\d+)", context).groups())
     # Of the first turn all but its newest token; then what ends that turn, the question, and the reply's header.
     frame = len("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")
@@ -82,7 +85,7 @@ def test_each_line_of_a_pipe_is_a_message_and_stdout_has_replies_only(talk, chec
     assert kept >= frame
     assert read <= 4 + len("user\nand?\nassistant\n") + 6
     assert reply.startswith("reply: ")
-    assert "drafts accepted (a round, by position: " in reply
+    assert "drafts accepted (by position: " in reply
     assert forgotten == "forgotten"
     # Told as the generator tells it.
     generator = Generator.from_pretrained(checkpoint)
@@ -106,8 +109,8 @@ def test_thinking_is_turned_off_by_flag_and_command(talk, thinker, letters):
 @pytest.mark.parametrize(
     ("lines", "flags", "message"),
     [
-        ([], ["--thinking", "off"], "the chat template has no enable_thinking to turn on or off"),
-        (["/thinking on"], [], "the chat template has no enable_thinking to turn on or off"),
+        ([], ["--thinking", "off"], "error: the chat template has no enable_thinking to turn on or off"),
+        (["/thinking on"], [], "error: the chat template has no enable_thinking to turn on or off"),
         (["/thinking maybe"], [], "expected a command that /help lists, got '/thinking maybe'"),
         (["/stop"], [], "expected a command that /help lists, got '/stop'"),
         (["/retry"], [], "there is no reply yet that could be made again"),
