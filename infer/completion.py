@@ -35,7 +35,7 @@ class Completion:
       num_draft_tokens: J, the largest used.
       logprobs: per token; None if they were not asked for.
       seconds: prefill to last token, without loading and compiling.
-      compile_seconds: spent on preparing programs while the row was live: tracing, then compiling or loading from a cache.
+      compile_seconds: spent on preparing programs while the row was live: tracing, then compiling or loading.
     """
 
     tokens: list[int]

@@ -134,8 +134,9 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Keeps the description's line breaks and states every default that means something."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = action.help
-        if text is None or "%(default)" in text or action.default in (None, argparse.SUPPRESS, False, []):
+        text, default = action.help, action.default
+        nothing = default is None or default is False or default == [] or default is argparse.SUPPRESS  # 0 is something
+        if text is None or "%(default)" in text or nothing:
             return text
         return f"{text} (default: %(default)s)"
 
@@ -329,7 +330,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     number(
         "--temperature",
         0.0,
-        "0, the default, takes the most probable token; above 0 tokens are drawn",
+        "0 takes the most probable token; above 0 tokens are drawn",
     )
     group.add_argument(
         "--top-k",
@@ -399,6 +400,12 @@ def sampling_from(args: argparse.Namespace) -> "Sampling":
         )
     except UserError as error:
         raise UserError(flags_for_fields(str(error))) from error
+
+
+def check_new_tokens(least: int, most: int, most_is: str = "--max-new-tokens") -> None:
+    """Refuses a minimum that is never reached."""
+    if least > most:
+        raise UserError(f"--min-new-tokens {least} is above {most_is} {most}: lower the one or raise the other")
 
 
 def flags_for_fields(message: str) -> str:

@@ -21,7 +21,11 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
     prompt.add_argument("--prompt-ids", metavar="IDS", help="these ids: 1,2,3; needs no tokenizer")
     what.add_argument("--chat", action="store_true", help="put texts as questions, in the chat template")
     what.add_argument(
-        "--num-samples", type=_cli.positive, default=1, metavar="N", help="continuations of each, by other seeds"
+        "--num-samples",
+        type=_cli.positive,
+        default=1,
+        metavar="N",
+        help="continuations of each prompt, each with noise of its own",
     )
 
     model = parser.add_argument_group("the model")
@@ -80,7 +84,7 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
         "--batch-size",
         type=_cli.positive,
         metavar="N",
-        help="rows decoded at a time, no matter for results (default: 8)",
+        help="rows decoded at a time; no result depends on it (default: 8)",
     )
     out.add_argument("--report", type=_cli.writable, metavar="FILE", help="write a page that shows each token's origin")
     out.add_argument(
@@ -137,6 +141,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--logprobs are not shown beside a text: add --json or --report FILE")
     if args.raw_logprobs and args.logprobs is None and args.report is None:
         raise UserError("--raw-logprobs says which log-probabilities: add --logprobs N or --report FILE")
+    _cli.check_new_tokens(args.min_new_tokens, args.max_new_tokens)
     files = {"--prompt-file": args.prompt_file, "--output": args.output, "--report": args.report, "--json": args.json}
     seen: dict[Path, str] = {}
     for flag, name in files.items():

@@ -67,6 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
+    _cli.check_new_tokens(args.min_new_tokens, args.max_new_tokens)
     folder = _cli.existing_checkpoint(args.checkpoint)
     _cli.enable_compilation_cache()
 

@@ -36,6 +36,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="FILE",
         help="file to write (default: draft_vocabulary.txt in the checkpoint's folder, where --draft-vocab N looks)",
     )
+    _cli.add_json_flag(parser)
     return parser.parse_args(argv)
 
 
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except OSError as error:
         raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
     print(f"wrote {len(ids):,} ids, counted in {num_tokens:,} tokens, to {out}", file=sys.stderr)
+    if args.json is not None:
+        _cli.write_json({"out": str(out), "num_ids": len(ids), "num_tokens": num_tokens}, args.json)
 
 
 if __name__ == "__main__":

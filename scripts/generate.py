@@ -7,7 +7,7 @@ says otherwise. To a terminal the text is written as it comes; Ctrl-C ends it wi
   python scripts/generate.py --prompt "class Queue:" --temperature 0.8 --top-p 0.95 --num-samples 3
   python scripts/generate.py --checkpoint DIR --chat --prompt "Hello, how are you?" --report page.html
   python scripts/generate.py --checkpoint DIR --prompt-ids 1,2,3 --json
-  python scripts/generate.py --prompt-file prompts.jsonl --batch-size 16 --output out.jsonl
+  python scripts/generate.py --prompt-file models/demo/held_out_prompts.jsonl --batch-size 16 --output out.jsonl
 
 Rows of a .jsonl file are {"prompt": text}, {"prompt_ids": [ids]} or {"messages": [{"role": "user", "content": text}]},
 and may have max_new_tokens, seed and stop of their own. Results are these rows in the same order, with keys added. With
@@ -94,6 +94,7 @@ def _checked(args: argparse.Namespace, folder: Path) -> "tuple[list[Request], Se
     for request, job in zip(requests, jobs_for(requests, _targets(requests, 1), **_limits(args)), strict=True):
         try:
             check_jobs(config, [job], args.cache_length)
+            _cli.check_new_tokens(args.min_new_tokens, job.max_new_tokens, "max_new_tokens")
         except UserError as error:
             raise UserError(f"{request.where}: {error}") from error
     return requests, settings

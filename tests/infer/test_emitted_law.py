@@ -100,7 +100,7 @@ def law_of(case):
 
 def joint_cases():
     for case, verifier, num_drafts in itertools.product(CASES, ["shared_noise", "rejection"], [1, 2, 3]):
-        quick = num_drafts == 3 and case != "min-p and ban"
+        quick = num_drafts == 3 and (case != "min-p and ban" or verifier == "rejection")
         yield pytest.param(case, verifier, num_drafts, marks=[] if quick else [pytest.mark.slow])
 
 

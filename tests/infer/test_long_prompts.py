@@ -92,7 +92,7 @@ def peak_memory(num_tokens):
 def test_memory_grows_with_the_cache_alone():
     """Keys and values of the shipped model are 2 KiB a token, and a row is held twice while it is placed."""
     short, long = peak_memory(2048), peak_memory(32760)
-    # What loading takes differs by tens of MiB from run to run.
     grown = (long["after"] - long["before"]) - (short["after"] - short["before"])
     buffers = 2 * 2 * (32760 - 2048) / 1024
-    assert grown < 2 * buffers, (short, long)
+    slack = 60  # the peak of loading differs by so many MiB from run to run
+    assert grown < buffers + slack, (short, long)

@@ -117,6 +117,7 @@ def test_thinking_is_turned_off_by_flag_and_command(talk, thinker, letters):
         (["x" * 300], ["--cache-length", "256"], "the conversation is full: with this message it takes"),
         ([], ["--cache-length", "100000"], "max_position_embeddings 32768, got 100000"),
         ([], ["--max-new-tokens", "0"], "expected an integer that is at least 1, got '0'"),
+        ([], ["--max-new-tokens", "4", "--min-new-tokens", "5"], "--min-new-tokens 5 is above --max-new-tokens 4"),
         ([], ["--top-k", "5"], "--top-k 5 needs a temperature above 0"),
         (["caf\udce9"], [], "expected text that has a UTF-8 form"),
     ],

@@ -31,6 +31,18 @@ def test_a_users_mistake_is_one_line_and_status_2(cli, capsys):
     assert capsys.readouterr().err == "error: expected this, got that\n"
 
 
+def test_help_states_every_default_that_means_something(cli):
+    parser = cli.Parser()
+    parser.add_argument("--zero", type=int, default=0, help="a number")
+    parser.add_argument("--float", type=float, default=0.0, help="a number")
+    parser.add_argument("--flag", action="store_true", help="a flag")
+    parser.add_argument("--list", action="append", default=[], help="a list")
+    parser.add_argument("--none", help="nothing")
+    text = parser.format_help()
+    assert ("a number (default: 0)\n" in text, "a number (default: 0.0)\n" in text) == (True, True)
+    assert text.count("(default: ") == 2
+
+
 def run_python(code, **environment):
     """The code in a Python of its own, where `_cli` is imported as scripts do it."""
     code = "import sys; sys.path.insert(0, 'scripts'); import _cli\n" + code

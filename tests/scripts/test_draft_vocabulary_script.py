@@ -24,6 +24,16 @@ def test_it_writes_where_draft_vocab_looks(script, tmp_path):
     assert load_draft_vocabulary(1, checkpoint, 307, [tokenizer.end_id]).tolist() == sorted([x, tokenizer.end_id])
 
 
+def test_json_says_what_was_counted(script, tmp_path, capsys):
+    write_checkpoint(tmp_path / "checkpoint")
+    (tmp_path / "a.py").write_text("xx")
+    flags = ["--data", str(tmp_path / "a.py"), "--out", str(tmp_path / "ids.txt"), "--json"]
+    script("draft_vocabulary").main(["--checkpoint", str(tmp_path / "checkpoint"), *flags])
+    ids = read_ids(tmp_path / "ids.txt", 307)
+    # Two letters and the end of the text.
+    assert json.loads(capsys.readouterr().out) == {"out": flags[3], "num_ids": len(ids), "num_tokens": 3}
+
+
 def test_mistakes_are_named(script, tmp_path):
     write_checkpoint(tmp_path / "checkpoint")
     main, checkpoint = script("draft_vocabulary").main, ["--checkpoint", str(tmp_path / "checkpoint")]

@@ -274,6 +274,7 @@ def test_a_terminal_gets_text_as_it_comes_and_ctrl_c_ends_it(start, endless, tmp
         (["--prompt", "a", "--ban-ids", "295"], "--ban-ids holds id 295; expected ids from 0 to 294"),
         (["--prompt", "a", "--logprobs", "999", "--json"], "between 0 and the vocabulary's 307, got 999"),
         (["--prompt", "a", "--ignore-eos", "--min-new-tokens", "2"], "drop one of the two"),
+        (["--prompt", "a", "--max-new-tokens", "4", "--min-new-tokens", "5"], "5 is above --max-new-tokens 4"),
         (["--prompt", "a", "--num-samples", "0"], "at least 1, got '0'"),
         (["--prompt", "a", "--num-draft-tokens", "1000000"], "at most 128, got 1000000"),
         (["--prompt", "a", "--stop", "\udcff"], "--stop: expected stop strings that have a UTF-8 form"),

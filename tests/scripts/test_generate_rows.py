@@ -185,6 +185,7 @@ def test_a_bad_row_is_one_line_and_status_2(call, checkpoint, tmp_path, content,
         (["--output", "{prompts}"], "--prompt-file and --output are the same file"),
         (["--json"], "--json is one object"),
         (["--output", ""], "--output: expected a path"),
+        (["--min-new-tokens", "4"], "prompts.jsonl:2: --min-new-tokens 4 is above max_new_tokens 3"),
         (["--chat", "--cache-length", "2"], "prompts.jsonl:1: a prompt of"),
     ],
 )
