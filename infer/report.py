@@ -21,6 +21,7 @@ from mtp_jax.text import Tokenizer
 
 NUM_COLOURS = 7  # of positions; deeper ones share the last
 MAX_COLUMNS = 120  # of the chart over time; more rounds than that are averaged
+EXCERPT = 110  # characters of a prompt in the table of all completions; less is seen where there is less room
 SHOWN_PROMPT = 600  # characters; what is before the last so many of a prompt is folded away
 
 Chunk = tuple[str, str]
@@ -82,6 +83,7 @@ class Section(NamedTuple):
     """One completion."""
 
     completion: Completion
+    excerpt: list[Chunk]  # of the prompt, in one line
     prompt_start: list[Chunk]  # folded away
     prompt_end: list[Chunk]
     rounds: list[list[Piece]]
@@ -171,12 +173,19 @@ def _section(completion: Completion, prompt: str, tokenizer: Tokenizer | None) -
     ]
     return Section(
         completion=completion,
+        excerpt=visible(_excerpt(prompt)),
         prompt_start=visible(prompt[:cut]),
         prompt_end=visible(prompt[cut:]),
         rounds=rounds,
         bars=bars,
         skyline=_skyline(completion),
     )
+
+
+def _excerpt(prompt: str) -> str:
+    """Its beginning, in one line."""
+    line = " ".join(prompt.split())
+    return line if len(line) <= EXCERPT else line[:EXCERPT] + "…"
 
 
 def _pieces(completion: Completion, tokenizer: Tokenizer | None) -> Iterator[Piece]:

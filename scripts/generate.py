@@ -166,7 +166,8 @@ def _continue_prompt(args: argparse.Namespace, folder: Path, request: "Request",
             record = {"completions": [{"sample": sample, **record} for sample, record in records.items()]}
         record |= {} if auto is None else {"auto_drafts": auto.report()}
         _cli.write_json(record, args.json)
-    _write_report(args, generator, list(completions.values()), [request.text] * len(completions), settings)
+    prompts = [_shown_prompt(request, generator.tokenizer)] * len(completions)
+    _write_report(args, generator, list(completions.values()), prompts, settings)
     if outcome.interrupted:
         raise KeyboardInterrupt
 
@@ -232,7 +233,7 @@ def _continue_rows(args: argparse.Namespace, folder: Path, requests: "Sequence[R
         lines.append(f"finished rows are kept in {args.output}.partial; the same command goes on from there")
     print("\n".join(lines), file=sys.stderr)
     jobs = sorted(outcome.completions)
-    prompts = [requests[targets[job][0]].text for job in jobs]
+    prompts = [_shown_prompt(requests[targets[job][0]], generator.tokenizer) for job in jobs]
     _write_report(args, generator, [outcome.completions[job] for job in jobs], prompts, settings)
     if outcome.interrupted:
         raise KeyboardInterrupt
@@ -262,6 +263,14 @@ def _identity(args: argparse.Namespace, settings: "Settings", folder: Path, dtyp
     }
 
 
+def _shown_prompt(request: "Request", tokenizer: "Tokenizer | None") -> str:
+    """A prompt for the report: as it was given, but for ids, which have a text where there is a tokenizer."""
+    from infer.prompts import prompt_from_ids
+
+    given_as_ids = request.text == prompt_from_ids(request.ids).text
+    return tokenizer.decode(request.ids) if tokenizer is not None and given_as_ids else request.text
+
+
 def _write_report(
     args: argparse.Namespace,
     generator: "Generator",
@@ -283,7 +292,9 @@ def _write_report(
         "new tokens, at most": str(args.max_new_tokens),
         "temperature": str(sampling.temperature) if sampling.temperature else "0 (greedy)",
     }
-    table |= {name: str(value) for name, value in asdict(sampling).items() if value != default[name]}
+    drawn = ("seed", "verifier") if sampling.temperature else ()  # what another such text needs to be told
+    names = {name: value for name, value in asdict(sampling).items() if value != default[name] or name in drawn}
+    table |= {name.replace("_", " "): str(value) for name, value in names.items()}
     table |= {"stop": repr(args.stop)} if args.stop else {}
     table |= {"end tokens": "ignored"} if args.ignore_eos else {}
     table |= {"drafts are among": f"{len(settings.draft_vocabulary)} tokens"} if settings.draft_vocabulary else {}

@@ -65,7 +65,7 @@ def test_each_token_says_how_it_came(tokenizer):
     assert [int(match[1]) for match in shown] == completion.draft_positions
     assert ["refused" in classes for classes in parsed.classes] == [token >= 0 for token in completion.rejected]
     assert "prefill" in parsed.classes[0]
-    assert "read off the prompt" in parsed.notes[0]
+    assert "first token, from reading the prompt" in parsed.notes[0]
     first_draft = completion.draft_positions.index(1)
     assert "drafted at position 1, round 1" in parsed.notes[first_draft]
     refused = completion.rejected.index(REFUSED)
@@ -174,9 +174,12 @@ def test_no_drafts_no_charts(tokenizer, num_drafts, limit):
 
 
 def test_several_completions_have_an_overview(tokenizer):
-    page = report_html([traced(range(20), [1], 1, n, []) for n in (1, 8)], tokenizer, ["x", "y"], {})
+    completions = [traced(range(20), [1], 1, n, []) for n in (1, 8)]
+    page, second = report_html(completions, tokenizer, ["x", "y\n\t z"], {}), completions[1]
     assert "Completion 2 of 2" in page
     assert '<a href="#completion-2">' in page
+    row = re.search(r'<td class="excerpt">y z</td>(.*?)</tr>', page, re.DOTALL)[1]
+    assert re.sub(r"<.*?>|\s+", " ", row).split() == ["8", str(second.rounds), f"{7 / second.rounds:.2f}", "100", "%"]
     assert "<nav" not in report_html([traced(range(20), [1], 1, 8, [])], tokenizer, ["x"], {})
 
 

@@ -125,7 +125,8 @@ def test_pointing_at_a_token_or_focusing_it_shows_its_note(opened):
 
 
 def test_all_text_stands_out_and_positions_do_without_colour(opened):
-    words = ".key, header p, .hint, .hint a, .figures dt, .prompt, .t, small, .note span, .settings th, .ends, nav a"
+    words = ".key, header p, .hint, .hint a, .figures dt, .prompt, .t, small, .note span, .settings th, .ends"
+    words += ", nav a, nav th, nav td"
     contrasts = opened.evaluate(CONTRAST.replace("SELECTOR", words))
     assert len(contrasts) > 100
     assert [entry for entry in contrasts if entry[1] < 4.5] == []

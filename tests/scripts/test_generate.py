@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from mtp_jax.text import Tokenizer
+
 ROOT = Path(__file__).parent.parent.parent
 KEYS = {
     "text",
@@ -150,10 +152,21 @@ def test_a_report_shows_samples_and_settings(call, checkpoint, tmp_path):
     status, _, _ = call("generate", *flags, "--temperature", 0.7, "--num-samples", 2, "--stop", "</script>")
     assert status == 0
     html = page.read_text(encoding="utf-8")
-    assert html.count("&lt;b&gt;def") == 2
+    assert html.count("&lt;b&gt;def") == 4, "in the overview, and before each text"
     assert "0.7" in html
     assert "&lt;/script&gt;" in html
+    settings = dict(re.findall(r'<th scope="row">([a-z ]+)</th><td>(.*?)</td>', html))
+    assert (settings["temperature"], settings["seed"], settings["verifier"]) == ("0.7", "0", "shared_noise")
     assert " %" in html, "tokens have probabilities"
+
+
+def test_a_report_shows_the_text_of_ids(call, checkpoint, tmp_path):
+    page, ids = tmp_path / "page.html", ",".join(map(str, Tokenizer.from_folder(checkpoint).encode("def f")))
+    flags = ("--checkpoint", checkpoint, "--prompt-ids", ids, "--max-new-tokens", 5, "--report", page)
+    assert call("generate", *flags)[0] == 0
+    html = page.read_text(encoding="utf-8")
+    assert '<span class="prompt">def f</span>' in html
+    assert "verifier" not in html.partition('id="settings"')[2], "greedy"
 
 
 def test_auto_reports_its_choice(call, checkpoint):
