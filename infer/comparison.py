@@ -11,7 +11,7 @@ from rich.text import Text
 
 from infer.completion import Completion
 from infer.expected_acceptance import ExpectedAcceptance, expected_acceptance
-from infer.generator import Generator
+from infer.generator import GREEDY, Generator
 from infer.sampling import Sampling
 from infer.settings import Settings
 
@@ -94,7 +94,7 @@ def compare(
     num_draft_tokens: Sequence[int],
     max_new_tokens: int,
     repeats: int,
-    sampling: Sampling | None = None,
+    sampling: Sampling = GREEDY,
     expect: bool = False,
 ) -> list[Comparison]:
     """Decodes a prompt plainly and with each J in turn, `repeats` times over, all with the same seed.
@@ -107,11 +107,10 @@ def compare(
       expect: also work out how often first drafts should stand; for temperatures above 0.
     """
     turns = [0, *num_draft_tokens]
-    chosen = sampling or Sampling()
 
     def decode(num_drafts: int) -> Completion:
         (completion,) = generator.generate(
-            [prompt], max_new_tokens=max_new_tokens, num_draft_tokens=num_drafts, sampling=chosen
+            [prompt], max_new_tokens=max_new_tokens, num_draft_tokens=num_drafts, sampling=sampling
         )
         return completion
 
@@ -123,15 +122,15 @@ def compare(
     plain, *others = (
         replace(completion, seconds=statistics.median(taken)) for completion, taken in zip(warm, seconds, strict=True)
     )
-    comparable = chosen.verifier != "rejection"
+    comparable = sampling.verifier != "rejection"
 
     def compared(num_drafts: int, other: Completion) -> Comparison:
         difference = expected = None
         if comparable:
-            difference = first_difference(generator, prompt, plain.tokens, other.tokens, max_new_tokens, chosen)
+            difference = first_difference(generator, prompt, plain.tokens, other.tokens, max_new_tokens, sampling)
         if expect:
             model, params = generator.model, generator.programs.params
-            rule = Settings(sampling=chosen).rule(model.config, generator.tokenizer, generator.end_ids)
+            rule = Settings(sampling=sampling).rule(model.config, generator.tokenizer, generator.end_ids)
             expected = expected_acceptance(model, params, rule, list(prompt), other)
         return Comparison(num_drafts, plain, other, difference, comparable, expected)
 
@@ -144,7 +143,7 @@ def first_difference(
     plain: Sequence[int],
     speculative: Sequence[int],
     max_new_tokens: int,
-    sampling: Sampling | None = None,
+    sampling: Sampling = GREEDY,
 ) -> FirstDifference | None:
     """The first place where two continuations of a prompt differ; None if they are the same.
 

@@ -4,7 +4,7 @@ import operator
 from collections import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +34,7 @@ from mtp_jax.text import Tokenizer, end_ids
 Updates: TypeAlias = abc.Generator[Reading | Piece, None, None]
 Pieces: TypeAlias = abc.Generator[Piece, None, None]
 
+GREEDY = Sampling()
 AUTO_SIZES = (0, 1, 2, 3, 5)
 WATCHED, STOPPABLE, UNWATCHED = 4, 16, 64
 """Rounds run before the host looks: while a person reads along or `auto` tries sizes, while a stop string may end a
@@ -87,6 +88,8 @@ class Generator:
         prompts: Sequence[str | Sequence[int]],
         *,
         max_new_tokens: int = 128,
+        num_draft_tokens: int | Literal["auto"] | None = None,
+        sampling: Sampling = GREEDY,
         num_samples: int = 1,
         stop: str | Sequence[str] = (),
         **settings: Any,
@@ -99,15 +102,18 @@ class Generator:
         Args:
           prompts: texts or lists of ids.
           max_new_tokens: a completion's limit, never exceeded.
+          num_draft_tokens: J, drafts a round; see `Settings`.
+          sampling: the law of the next token, and the seed.
           num_samples: completions of each prompt. That of prompt p and sample i depends on (seed, p, i).
           stop: texts that end a completion; it is cut before them.
-          settings: see `Settings`, where each has its default.
+          settings: the other fields of `Settings`: ignore_eos, logprobs, raw_logprobs, cache_length, batch_size,
+            draft_vocabulary, drafter.
 
         Raises:
           UserError: a prompt is empty, too long or holds ids outside the vocabulary, a number is out of range, or
             settings contradict each other or the model.
         """
-        chosen, stops = Settings(**settings), stop_strings(stop)
+        chosen, stops = Settings(num_draft_tokens, sampling, **settings), stop_strings(stop)
         max_new_tokens = checked_count("max_new_tokens", max_new_tokens)
         if checked_count("num_samples", num_samples) < 1:
             raise UserError(f"num_samples must be at least 1, got {num_samples}")
@@ -127,6 +133,8 @@ class Generator:
         prompt: str | Sequence[int],
         *,
         max_new_tokens: int = 128,
+        num_draft_tokens: int | Literal["auto"] | None = None,
+        sampling: Sampling = GREEDY,
         stop: str | Sequence[str] = (),
         **settings: Any,
     ) -> Pieces:
@@ -136,7 +144,7 @@ class Generator:
         with what there is comes before KeyboardInterrupt is raised. A caller that was interrupted itself gets it from
         `throw(KeyboardInterrupt())`.
         """
-        chosen = Settings(**settings)
+        chosen = Settings(num_draft_tokens, sampling, **settings)
         (ids,) = self._ids([prompt])
         max_new_tokens = checked_count("max_new_tokens", max_new_tokens)
         job = Job(ids, max_new_tokens, row_key(chosen.sampling.seed, 0, 0), stop_strings(stop))
@@ -231,7 +239,7 @@ class Generator:
             raise UserError(f"prompt {number}: expected a text or a list of ids, got {prompt!r}") from error
 
     def next_logits(
-        self, prompt: Sequence[int], num_new: int, max_new_tokens: int, sampling: Sampling | None = None
+        self, prompt: Sequence[int], num_new: int, max_new_tokens: int, sampling: Sampling = GREEDY
     ) -> Float[np.ndarray, " vocab"]:
         """The trunk's logits after the prompt and its first `num_new` new tokens, on plain decoding's path.
 
@@ -241,7 +249,6 @@ class Generator:
           max_new_tokens: of the decoding that is looked into, which decides on its shapes.
           sampling: of that decoding; greedy by default.
         """
-        sampling = sampling or Sampling()
         job = Job(prompt, max_new_tokens, row_key(sampling.seed, 0, 0))
         check_jobs(self.model.config, [job])
         decoding, programs = self.decoding(Settings(num_draft_tokens=0, sampling=sampling), UNWATCHED), self.programs

@@ -1,9 +1,9 @@
 """Compiled programs, kept by the shapes that they were compiled for."""
 
 import time
-from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,8 +12,7 @@ from jaxtyping import PyTree
 
 from mtp_jax.mtp import MTPModel
 
-KEPT = 64
-"""Programs; beyond it the one unused for longest is dropped, and would be compiled again."""
+MAPPINGS_ALLOWED = Path("/proc/sys/vm/max_map_count")
 
 
 class Programs:
@@ -29,7 +28,7 @@ class Programs:
         self.model = model
         self.params = jax.device_put(params)
         self.compile_seconds = 0.0
-        self._compiled: OrderedDict[Hashable, Any] = OrderedDict()
+        self._compiled: dict[Hashable, Any] = {}
 
     def call(self, function: Any, *args: PyTree, **static: Hashable) -> Any:
         """function(model, params, *args, **static), compiled at the first call with these shapes.
@@ -41,16 +40,29 @@ class Programs:
         shapes = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
         key = (function, structure, shapes, tuple(static.items()))
         if key not in self._compiled:
+            if _mappings_run_short():
+                self._compiled.clear()
+                jax.clear_caches()  # it keeps what it compiled too
             started = time.perf_counter()
             with self.precision():
                 self._compiled[key] = function.lower(self.model, self.params, *args, **static).compile()
             self.compile_seconds += time.perf_counter() - started
-            if len(self._compiled) > KEPT:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(key)
         return self._compiled[key](self.params, *args)
 
     def precision(self) -> AbstractContextManager:
         """float32 means float32: an accelerator's default rounds such products, and then passes over one token and over
         several may choose differently."""
         return jax.default_matmul_precision("highest") if self.model.dtype == jnp.float32 else nullcontext()
+
+
+def _mappings_run_short() -> bool:
+    """Whether this process holds more than half of the memory mappings that Linux allows it.
+
+    Each program for a CPU takes hundreds, and one that finds no more ends the process without a word.
+    """
+    try:
+        limit = int(MAPPINGS_ALLOWED.read_text())
+        with open("/proc/self/maps", "rb") as lines:
+            return sum(1 for _ in lines) > limit // 2
+    except OSError:  # another system, with other limits
+        return False

@@ -6,13 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from infer.buckets import bucket
 from infer.carry import RUNNING
-from infer.generator import Generator
+from infer.generator import Generator, _groups
 from infer.job import Job
 from infer.noise import row_key
 from infer.row import Piece
 from infer.sampling import Sampling
 from infer.settings import Settings
+from infer.slots import Slots
 from infer.speculative import decode, fill, read
 
 SAMPLED = Sampling(temperature=1.0, top_p=0.95, repetition_penalty=1.1, seed=5)
@@ -117,3 +119,29 @@ def test_samples_of_a_prompt_read_it_once(generator, prompts):
     got = other.generate(prompts[:2], max_new_tokens=9, num_samples=5, sampling=SAMPLED, batch_size=2)
     assert len(got) == 10
     assert len(reads) == 2
+
+
+def test_jobs_are_grouped_by_bucket_and_sorted_by_length():
+    """A group smaller than a batch joins the next larger bucket: fewer shapes for few prompts."""
+    prompts = [3, 100, 2, 2, 60, 90, 1, 300]
+    jobs = [Job([7] * length, 10) for length in prompts]
+    lengths = {index: bucket(length + 10, 64) for index, length in enumerate(prompts)}
+    assert lengths == {0: 64, 1: 128, 2: 64, 3: 64, 4: 128, 5: 128, 6: 64, 7: 512}
+    assert list(_groups(jobs, lengths, batch_size=4)) == [(64, [6, 2, 3, 0]), (512, [4, 5, 1, 7])]
+    assert list(_groups(jobs, lengths, batch_size=3)) == [(64, [6, 2, 3, 0]), (128, [4, 5, 1]), (512, [7])]
+    assert list(_groups(jobs, lengths, batch_size=99)) == [(512, [6, 2, 3, 0, 4, 5, 1, 7])]
+
+
+def test_a_run_takes_its_shapes_from_its_groups(generator, monkeypatch):
+    shapes = []
+
+    class Watched(Slots):
+        def __init__(self, programs, tokenizer, decoding, num_rows, num_slots, cache_length):
+            shapes.append((num_rows, cache_length))
+            super().__init__(programs, tokenizer, decoding, num_rows, num_slots, cache_length)
+
+    monkeypatch.setattr("infer.generator.Slots", Watched)
+    prompts = [[5], [3, 1], [4] * 70, [1, 4, 1], [9] * 60]
+    got = generator.generate(prompts, max_new_tokens=8, num_draft_tokens=0, batch_size=3)
+    assert shapes == [(3, 64), (2, 128)]
+    assert [len(completion.tokens) for completion in got] == [8] * 5

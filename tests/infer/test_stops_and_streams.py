@@ -186,3 +186,13 @@ def test_bad_stops_are_a_users_error(reciter):
     bare = Generator(reciter.model, reciter.programs.params)
     with pytest.raises(UserError, match="no tokenizer"):
         run(bare, stop=["a"])
+
+
+def test_other_stop_strings_and_streams_compile_nothing(reciter, compiled):
+    run(reciter)
+    del compiled[:]
+    assert run(reciter, stop=["xyz", "never"]).finish_reason == "stop"
+    assert run(reciter, stop="中文😀").text == AFTER[: AFTER.index("中")]
+    for stop in ((), ["好"], ["!", "é", "z"]):
+        list(reciter.stream(PROMPT, max_new_tokens=len(TRUTH), num_draft_tokens=3, stop=stop))
+    assert not compiled
