@@ -6,7 +6,7 @@ with a temperature and one seed for all. The rejection verifier draws other toke
 "identical" says nothing. Examples:
 
   python scripts/compare_decoding.py --show-text
-  python scripts/compare_decoding.py --checkpoint DIR --prompts prompts.jsonl --num-draft-tokens 1,3 --json out.json
+  python scripts/compare_decoding.py --prompts models/demo/held_out_prompts.jsonl --num-draft-tokens 1,3 --json out.json
   python scripts/compare_decoding.py --checkpoint DIR --chat --num-draft-tokens 1
   python scripts/compare_decoding.py --temperature 0.7 --verifier rejection --expected-acceptance
 """
@@ -67,6 +67,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
+    _cli.check_new_tokens(args.min_new_tokens, args.max_new_tokens)
     if args.expected_acceptance and not args.temperature:
         raise UserError("--expected-acceptance is of drawn tokens: it needs a --temperature above 0")
     if args.expected_acceptance and 0 in args.num_draft_tokens:

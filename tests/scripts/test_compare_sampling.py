@@ -39,6 +39,7 @@ def test_sampled_decoding_is_compared(call, checkpoint, tmp_path, verifier, iden
         (["--expected-acceptance", "--temperature", "1", "--num-draft-tokens", "0,1"], "drop the 0"),
         (["--verifier", "rejection"], "--verifier"),
         (["--ban-ids", "9999"], "--ban-ids holds id 9999"),
+        (["--min-new-tokens", "9", "--max-new-tokens", "3"], "--min-new-tokens 9 is above --max-new-tokens 3"),
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(call, checkpoint, flags, message):
