@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from mtp_jax.config import ModelConfig
 from mtp_jax.documents import Documents
-from mtp_jax.layers.block import Block
+from mtp_jax.layers.block import Block, block_class
 from mtp_jax.layers.norm import RMSNorm
 from mtp_jax.state import State, Trail
 
@@ -18,9 +18,11 @@ class Backbone(nn.Module):
 
     config: ModelConfig
     dtype: DTypeLike
+    remat: str = "none"
 
     def setup(self) -> None:
-        self.layers = [Block(self.config, kind, self.dtype) for kind in self.config.layer_types]
+        block = block_class(self.remat)
+        self.layers = [block(self.config, kind, self.dtype) for kind in self.config.layer_types]
         self.norm = RMSNorm(self.config.norm_eps)
 
     def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:

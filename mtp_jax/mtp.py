@@ -1,5 +1,6 @@
 """The model: a trunk, its multi-token-prediction head, and the vocabulary matrices they share."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import jax
@@ -11,9 +12,9 @@ from jaxtyping import Array, Float, Int
 from mtp_jax.backbone import Backbone, extend_layers
 from mtp_jax.config import LayerType, ModelConfig
 from mtp_jax.documents import Documents, documents
-from mtp_jax.layers.block import Block
+from mtp_jax.layers.block import block_class
 from mtp_jax.layers.norm import RMSNorm
-from mtp_jax.state import State, Trail, empty_head_state, empty_trunk_state
+from mtp_jax.state import ChainState, State, Trail, empty_head_state, empty_trunk_state
 
 
 class MTPHead(nn.Module):
@@ -28,25 +29,39 @@ class MTPHead(nn.Module):
 
     config: ModelConfig
     dtype: DTypeLike
+    remat: str = "none"
 
     def setup(self) -> None:
         eps = self.config.norm_eps
+        block = block_class(self.remat)
         self.pre_fc_norm_embedding = RMSNorm(eps)
         self.pre_fc_norm_hidden = RMSNorm(eps)
         self.fc = nn.Dense(self.config.width, use_bias=False, dtype=self.dtype)
         self.layers = [
-            Block(self.config, LayerType.FULL, self.dtype, position_offset=1) for _ in range(self.config.num_mtp_layers)
+            block(self.config, LayerType.FULL, self.dtype, position_offset=1) for _ in range(self.config.num_mtp_layers)
         ]
         self.norm = RMSNorm(eps)
 
     def __call__(
-        self, hidden: Float[Array, "B T D"], embedded: Float[Array, "B T D"], docs: Documents
-    ) -> Float[Array, "B T D"]:
-        """Training: no state, documents kept apart."""
-        x = self._fuse(hidden, embedded)
-        for layer in self.layers:
-            x = layer(x, docs)
-        return self.norm(x)
+        self, hidden: Float[Array, "B T D"], embedded: Sequence[Float[Array, "B T D"]], docs: Documents
+    ) -> list[Float[Array, "B T D"]]:
+        """Training, documents kept apart: the head run on its own output, once for each depth.
+
+        Args:
+          embedded: for depth d, at index t, the embedding of token t+d.
+
+        Returns:
+          the normed output of each depth; at depth d, index t is the guess of token t+d+1.
+        """
+        states: list[ChainState | None] = [None] * len(self.layers)
+        outputs = []
+        for next_embedded in embedded:
+            x = self._fuse(hidden, next_embedded)
+            for i, layer in enumerate(self.layers):
+                x, states[i] = layer.chain(x, docs, states[i])
+            hidden = self.norm(x)
+            outputs.append(hidden)
+        return outputs
 
     def extend(
         self,
@@ -90,26 +105,28 @@ class OutputMatrix(nn.Module):
 class MTPModel(nn.Module):
     """Trunk, MTP head, and the vocabulary matrices shared between them.
 
-    Three ways through tokens: `__call__` and `mtp` (training, no state, packed documents); `extend` and
+    Three ways through tokens: `__call__`, `mtp` and `mtp_chain` (training, packed documents); `extend` and
     `mtp_extend` (how many tokens to keep is known before the call); `probe`, then `mtp_jax.state.commit`
     (known only after looking at the result).
 
     Attributes:
       dtype: of matrix products and of the residual stream. Memory, decays, softmax, norms and logits are
         float32 regardless.
+      remat: what training makes again in the backward pass, by name (`mtp_jax.layers.block.REMAT`).
     """
 
     config: ModelConfig
     dtype: DTypeLike = jnp.float32
+    remat: str = "none"
 
     def setup(self) -> None:
         config = self.config
         if not config.tie_embeddings:
             self.embed_tokens = nn.Embed(config.vocab_size, config.width, dtype=self.dtype)
         self.lm_head = OutputMatrix(config, self.dtype)
-        self.trunk = Backbone(config, self.dtype)
+        self.trunk = Backbone(config, self.dtype, self.remat)
         if config.num_mtp_layers:
-            self.mtp_head = MTPHead(config, self.dtype, name="mtp")
+            self.mtp_head = MTPHead(config, self.dtype, self.remat, name="mtp")
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Token embeddings in the compute dtype; ids must lie within the vocabulary."""
@@ -141,7 +158,28 @@ class MTPModel(nn.Module):
 
         At a document's last token the next token belongs to its neighbour: leave that entry out of the loss.
         """
-        return self.mtp_head(hidden, self.embed(next_tokens), documents(segment_ids))
+        return self.mtp_head(hidden, [self.embed(next_tokens)], documents(segment_ids))[0]
+
+    def mtp_chain(
+        self,
+        hidden: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"],
+        depths: int,
+    ) -> list[Float[Array, "B T D"]]:
+        """The head's normed hidden states at depths 1, 2, .. as decoding chains them, at every index at once.
+
+            own_1[t] = head(hidden[t], e(token t+1)),    own_d[t] = head(own_{d-1}[t], e(token t+d))
+
+        At depth d the head at index t sees its depth-1 keys up to t and those of its own chain, like a draft that
+        follows token t. Entries whose tokens t+1 .. t+d are not all of t's document mean nothing.
+        """
+        embedded = self.embed(tokens)
+        ahead = [
+            jnp.pad(embedded[:, depth:], [(0, 0), (0, min(depth, tokens.shape[1])), (0, 0)])
+            for depth in range(1, depths + 1)
+        ]
+        return self.mtp_head(hidden, ahead, documents(segment_ids))
 
     def extend(
         self, tokens: Int[Array, "B T"], state: State, lengths: Int[Array, " B"]

@@ -36,6 +36,32 @@ class State(NamedTuple):
     length: Int[Array, " B"]  # tokens held, for every layer alike
 
 
+class ChainState(NamedTuple):
+    """What the chains of a packed row attend to in training: one chain starts at each of its T tokens."""
+
+    k: Float[Array, "B G T K"]  # of depth 1: a chain sees those of its own document up to where it starts
+    v: Float[Array, "B G T K"]
+    own_k: Float[Array, "B G T C K"]  # of the C further depths: only the chain itself sees them
+    own_v: Float[Array, "B G T C K"]
+
+    @property
+    def depth(self) -> int:
+        """Depths that are in it."""
+        return 1 + self.own_k.shape[3]
+
+    @classmethod
+    def start(cls, k: Float[Array, "B G T K"], v: Float[Array, "B G T K"]) -> "ChainState":
+        """Depth 1."""
+        return cls(k, v, k[:, :, :, None][..., :0, :], v[:, :, :, None][..., :0, :])
+
+    def extended(self, k: Float[Array, "B G T K"], v: Float[Array, "B G T K"]) -> "ChainState":
+        """With the next depth, of which every chain has one token."""
+        return self._replace(
+            own_k=jnp.concatenate([self.own_k, k[:, :, :, None]], axis=3),
+            own_v=jnp.concatenate([self.own_v, v[:, :, :, None]], axis=3),
+        )
+
+
 class AttentionTrail(NamedTuple):
     """The buffers after a probe: T further slots are written, which `length` does not yet cover."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from mtp_jax.errors import UserError
 from mtp_jax.text import Tokenizer
@@ -38,6 +38,7 @@ class Batch(NamedTuple):
 
     tokens: Int[np.ndarray, "B T"]
     segment_ids: Int[np.ndarray, "B T"]
+    loss_mask: Bool[np.ndarray, "B T"]  # whether a token may be a target; False on padding
 
     @property
     def num_tokens(self) -> int:
@@ -209,7 +210,8 @@ class PackedRows:
         for epoch in sorted(set(self._epochs) - {epoch for epoch, _ in rows}):
             del self._epochs[epoch]
         tokens, segments = zip(*(self._row(epoch, row) for epoch, row in rows), strict=True)
-        return Batch(np.stack(tokens), np.stack(segments))
+        segment_ids = np.stack(segments)
+        return Batch(np.stack(tokens), segment_ids, segment_ids != PADDING)
 
     def _row(self, epoch: int, row: int) -> tuple[np.ndarray, np.ndarray]:
         if epoch not in self._epochs:

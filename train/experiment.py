@@ -10,6 +10,12 @@ from typing import Any, get_args, get_origin
 from mtp_jax.config import AttentionConfig, DeltaNetConfig, ModelConfig, interleaved
 from mtp_jax.errors import UserError
 
+HEAD_LOSSES = ("ce", "kl", "tv")
+GRADIENT_MODES = ("joint", "detached", "head_only")
+REMAT_NAMES = ("none", "products", "block")
+LEARNING_RATE_SHAPES = ("cosine", "linear", "constant")
+DECAY = 0.6  # from one depth's weight to the next, in depth_weights=decay
+
 # A work directory may be continued with other values of these; of `steps` only upwards.
 CHANGEABLE = ("steps", "log_every", "checkpoint_every")
 
@@ -29,6 +35,7 @@ class Experiment:
     # The run.
     steps: int = _setting(1000, "optimiser steps in all")
     batch_size: int = _setting(8, "rows a step")
+    accumulate_steps: int = _setting(1, "parts that a step's rows are worked off in, to save memory; changes no result")
     sequence_length: int = _setting(256, "tokens a row")
     seed: int = _setting(0, "of the weights and of the order of the data")
     dtype: str = _setting("auto", "of matrix products: float32, bfloat16, or auto (float32 on a CPU, else bfloat16)")
@@ -42,12 +49,34 @@ class Experiment:
     mtp_switch_tokens: tuple[int, ...] = _setting(
         (1_000_000,), "tokens seen at which each weight after the first takes over"
     )
-    cross_entropy_chunk: int = _setting(512, "tokens whose logits exist at one time")
+    mtp_schedule: str = _setting(
+        "step", "between two switch points the weight stays (step) or moves on a line to the next one (linear)"
+    )
+    depths: int = _setting(1, "how often the head is run on its own output: tokens after the next that it predicts")
+    depth_weights: str = _setting(
+        "equal",
+        f"of the depths' losses: equal, decay ({DECAY} from each to the next) or a number each; scaled to sum 1",
+    )
+    head_loss: str = _setting(
+        "ce", "ce: cross entropy to the label; kl, tv: divergence, total variation to the trunk's own distribution"
+    )
+    gradient_mode: str = _setting(
+        "joint",
+        "joint: both losses train all; detached: the MTP loss trains the head only; head_only: the trunk is frozen",
+    )
+    cross_entropy_chunk: int = _setting(512, "rows of logits that exist at one time")
+    remat: str = _setting(
+        "none",
+        "what is made again in the backward pass to save memory: none; products: all but products with weights; "
+        "block: all within a block",
+    )
 
     # The optimiser.
     learning_rate: float = _setting(3e-3, "peak of the learning rate")
+    head_learning_rate_scale: float = _setting(1.0, "factor on the learning rate of the head's own parameters")
     warmup_steps: int = _setting(100, "steps of linear warm-up")
-    final_learning_rate: float = _setting(0.0, "where the cosine ends, as a fraction of the peak")
+    learning_rate_shape: str = _setting("cosine", "after the warm-up: cosine, linear or constant")
+    final_learning_rate: float = _setting(0.0, "where cosine and linear end, as a fraction of the peak")
     weight_decay: float = _setting(0.1, "decoupled, on matrices except the vocabulary's")
     beta1: float = _setting(0.9, "AdamW's decay of the mean gradient")
     beta2: float = _setting(0.95, "AdamW's decay of the mean squared gradient")
@@ -84,10 +113,16 @@ class Experiment:
             self._require(name, getattr(self, name) > 0, "more than 0")
         for name in ("keep_checkpoints", "eval_every", "warmup_steps", "learning_rate", "weight_decay"):
             self._require(name, getattr(self, name) >= 0, "at least 0")
+        self._require("head_learning_rate_scale", self.head_learning_rate_scale >= 0, "at least 0")
         self._require("sequence_length", self.sequence_length >= 2, "at least 2")
+        self._require(
+            "accumulate_steps",
+            self.accumulate_steps >= 1 and self.batch_size % self.accumulate_steps == 0,
+            f"a divisor of batch_size {self.batch_size}",
+        )
         self._require("max_skipped_steps", self.max_skipped_steps >= 1, "at least 1")
         self._require("seed", 0 <= self.seed < 2**32, "between 0 and 2**32 - 1")
-        self._require("dtype", self.dtype in ("auto", "float32", "bfloat16"), "float32, bfloat16 or auto")
+        self._require_one_of("dtype", ("float32", "bfloat16", "auto"))
         for name in ("beta1", "beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         self._require("final_learning_rate", 0 <= self.final_learning_rate <= 1, "between 0 and 1")
@@ -104,6 +139,17 @@ class Experiment:
         )
         rising = all(a < b for a, b in zip((-1, *switches), switches, strict=False))
         self._require("mtp_switch_tokens", rising, "rising token counts")
+        self._require_one_of("mtp_schedule", ("step", "linear"))
+        self._require(
+            "depths",
+            1 <= self.depths < self.sequence_length,
+            f"at least 1 and below sequence_length {self.sequence_length}",
+        )
+        self.depth_weight_values()
+        self._require_one_of("head_loss", HEAD_LOSSES)
+        self._require_one_of("gradient_mode", GRADIENT_MODES)
+        self._require_one_of("remat", REMAT_NAMES)
+        self._require_one_of("learning_rate_shape", LEARNING_RATE_SHAPES)
         for name in ("width", "mlp_width", "num_layers", "full_attention_interval", "rope_theta"):
             self._require(name, getattr(self, name) > 0, "more than 0")
         try:
@@ -116,6 +162,26 @@ class Experiment:
         finite = not isinstance(value, float) or math.isfinite(value)
         if not (holds and finite):
             raise UserError(f"setting {name}: expected {expected}, got {_shown(value)}")
+
+    def _require_one_of(self, name: str, names: tuple[str, ...]) -> None:
+        self._require(name, getattr(self, name) in names, f"{', '.join(names[:-1])} or {names[-1]}")
+
+    def depth_weight_values(self) -> tuple[float, ...]:
+        """w_1, .., w_D: a weight for each depth, summing to 1.
+
+        Raises:
+          UserError: if the setting is neither a known name nor as many numbers, none negative and not all 0.
+        """
+        named = {"equal": 1.0, "decay": DECAY}
+        try:
+            values = [float(part) for part in self.depth_weights.split(",")]
+        except ValueError:
+            values = [named.get(self.depth_weights, math.nan) ** depth for depth in range(self.depths)]
+        holds = len(values) == self.depths and min(values) >= 0 and 0 < sum(values) < math.inf
+        self._require(
+            "depth_weights", holds, f"equal, decay or {self.depths} numbers, as many as depths, none negative"
+        )
+        return tuple(value / sum(values) for value in values)
 
     def model_config(self) -> ModelConfig:
         """The model that this experiment trains."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mtp_jax.errors import UserError
@@ -19,10 +18,10 @@ from train import data
 from train.checkpoint import Checkpoints, Counters, Workdir, latest_step
 from train.corpus import packed_rows, read_corpus, run_tokenizer
 from train.experiment import Experiment
-from train.objective import Losses
+from train.objective import Losses, count_targets, mtp_figures
 from train.progress import Progress
 from train.schedules import mtp_weight
-from train.step import StepMetrics, TrainState, eval_step, initial_state, train_step
+from train.step import StepMetrics, TrainState, build_model, eval_step, initial_state, train_step
 
 
 def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     rows, held_out, record = packed_rows(experiment, corpus, tokenizer, progress)
     workdir.create(experiment, tokenizer, record)
 
-    model = MTPModel(config=experiment.model_config(), dtype=jnp.dtype(experiment.dtype))
+    model = build_model(experiment.model_config(), experiment)
     checkpoints = Checkpoints(workdir, keep=experiment.keep_checkpoints)
     try:
         latest = checkpoints.latest()
@@ -100,7 +99,7 @@ def _run(
     example = rows.batch(counters.position, experiment.batch_size)
     # Ahead of time, so that no step's time has the compiler's in it.
     with progress.task("compiling"):
-        compiled_step = train_step.lower(model, experiment, state, *example, np.float32(0.0)).compile()
+        compiled_step = train_step.lower(model, experiment, state, example, np.float32(0.0)).compile()
 
     with _stop_requests() as stop_requested, progress.training(experiment.steps, counters.step) as show:
         recorder = _Recorder(experiment, workdir, progress, show)
@@ -108,8 +107,8 @@ def _run(
         saved_step = counters.step
         while counters.step < experiment.steps and not stop_requested():
             batch = rows.batch(counters.position, experiment.batch_size)
-            weight = mtp_weight(experiment.mtp_weights, experiment.mtp_switch_tokens, counters.tokens)
-            state, metrics = compiled_step(state, *batch, np.float32(weight))
+            weight = mtp_weight(experiment, counters.tokens)
+            state, metrics = compiled_step(state, batch, np.float32(weight))
             if pending:
                 recorder.settle(pending)
             step, num_tokens = counters.step + 1, batch.num_tokens
@@ -143,24 +142,17 @@ def _is_due(step: int, every: int) -> bool:
 
 def evaluate(experiment: Experiment, model: MTPModel, state: TrainState, held_out: data.PackedRows) -> dict[str, float]:
     """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`."""
-    sums = np.zeros(4)
-    counts = np.zeros(2)
+    batches = []
     for position in range(0, held_out.rows_per_epoch, experiment.batch_size):
         num_rows = min(experiment.batch_size, held_out.rows_per_epoch - position)
-        batch = held_out.batch(position, num_rows)
         # The last batch is filled up with padding, which has no targets, to keep one compiled shape.
         filler = [(0, experiment.batch_size - num_rows), (0, 0)]
-        tokens, segment_ids = (np.pad(x, filler) for x in batch)
-        result: Losses = jax.device_get(
-            eval_step(model, state.params, tokens, segment_ids, experiment.cross_entropy_chunk)
-        )
-        means = (result.main_loss, result.mtp_loss, result.mtp_accuracy, result.mtp_agreement)
-        weights = (result.main_count, result.mtp_count)
-        sums += np.multiply(means, (weights[0], *weights[1:] * 3), dtype=np.float64)
-        counts += weights
-    main, *mtp = sums / np.maximum(np.array([counts[0], *counts[1:].repeat(3)]), 1)
-    names = ("eval_main_loss", "eval_mtp_loss", "eval_mtp_accuracy", "eval_mtp_agreement")
-    return dict(zip(names, map(float, (main, *mtp)), strict=True))
+        batches.append(data.Batch(*(np.pad(x, filler) for x in held_out.batch(position, num_rows))))
+    counts = sum(np.asarray(count_targets(batch, experiment.depths)) for batch in batches)
+    parts = [jax.device_get(eval_step(model, experiment, state.params, batch, counts)) for batch in batches]
+    whole: Losses = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float64), *parts)
+    figures = {"main_loss": float(whole.main_loss), "mtp_loss": float(whole.mtp_loss), **mtp_figures(whole)}
+    return {f"eval_{name}": value for name, value in figures.items()}
 
 
 class _Recorder:
@@ -216,8 +208,7 @@ class _Recorder:
             "main_loss": float(metrics.losses.main_loss),
             "mtp_loss": float(metrics.losses.mtp_loss),
             "mtp_weight": pending.mtp_weight,
-            "mtp_accuracy": float(metrics.losses.mtp_accuracy),
-            "mtp_agreement": float(metrics.losses.mtp_agreement),
+            **mtp_figures(metrics.losses),
             "learning_rate": float(metrics.learning_rate),
             "grad_norm": float(metrics.grad_norm),
             "tokens_per_second": tokens_per_second,

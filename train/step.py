@@ -8,9 +8,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
+from mtp_jax.config import ModelConfig
 from mtp_jax.mtp import MTPModel, init_params
+from train.data import Batch
 from train.experiment import Experiment
-from train.objective import Losses, losses
+from train.objective import Losses, count_targets, losses
 from train.schedules import learning_rate_schedule
 
 
@@ -54,21 +56,26 @@ def optimizer(experiment: Experiment) -> optax.GradientTransformation:
     )
 
 
+def trained(params: PyTree, experiment: Experiment) -> PyTree:
+    """The parameters that a run changes and keeps moments of: all, or those of the head alone."""
+    return {"mtp": params["mtp"]} if experiment.gradient_mode == "head_only" else params
+
+
+def build_model(config: ModelConfig, experiment: Experiment) -> MTPModel:
+    """The model as the experiment computes with it; `dtype` must be settled."""
+    return MTPModel(config=config, dtype=jnp.dtype(experiment.dtype), remat=experiment.remat)
+
+
 def initial_state(model: MTPModel, experiment: Experiment) -> TrainState:
     """Step 0: parameters from the experiment's seed, empty moments."""
     params = init_params(model, jax.random.key(experiment.seed))
     zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # one buffer each: a donated one must not come twice
-    return TrainState(params, optimizer(experiment).init(params), *zeros)
+    return TrainState(params, optimizer(experiment).init(trained(params, experiment)), *zeros)
 
 
 @partial(jax.jit, static_argnames=("model", "experiment"), donate_argnames="state")
 def train_step(
-    model: MTPModel,
-    experiment: Experiment,
-    state: TrainState,
-    tokens: Int[Array, "B T"],
-    segment_ids: Int[Array, "B T"],
-    mtp_weight: Float[Array, ""],
+    model: MTPModel, experiment: Experiment, state: TrainState, batch: Batch, mtp_weight: Float[Array, ""]
 ) -> tuple[TrainState, StepMetrics]:
     """Gradient of the loss, then AdamW: params -= lr(step) update. A non-finite loss or gradient changes nothing
     but the counters.
@@ -76,16 +83,18 @@ def train_step(
     Args:
       mtp_weight: lambda of this step (`schedules.mtp_weight`).
     """
-    objective = partial(losses, model)
-    (_, report), gradients = jax.value_and_grad(objective, has_aux=True)(
-        state.params, tokens, segment_ids, mtp_weight, experiment.cross_entropy_chunk
-    )
+    report, gradients = loss_and_gradients(model, experiment, state.params, batch, mtp_weight)
+    old = trained(state.params, experiment)
     grad_norm = optax.tree.norm(gradients)
     learning_rate = jnp.asarray(learning_rate_schedule(experiment)(state.step))
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to whole-number powers
-        updates, new_optimizer = optimizer(experiment).update(gradients, state.optimizer, state.params)
-    new_params = jax.tree.map(lambda p, u: p - (learning_rate * u).astype(p.dtype), state.params, updates)
+        updates, new_optimizer = optimizer(experiment).update(gradients, state.optimizer, old)
 
+    def moved(path: tuple, parameter: Array, update: Array) -> Array:
+        rate = learning_rate * (experiment.head_learning_rate_scale if path[0].key == "mtp" else 1.0)
+        return parameter - (rate * update).astype(parameter.dtype)
+
+    new = jax.tree_util.tree_map_with_path(moved, old, updates)
     finite = jnp.isfinite(report.loss) & jnp.isfinite(grad_norm)
 
     def unless_skipped(new: PyTree, old: PyTree) -> PyTree:
@@ -94,7 +103,7 @@ def train_step(
     skipped = state.skipped + (~finite).astype(jnp.int32)
     in_a_row = jnp.where(finite, 0, state.skipped_in_a_row + 1)
     new_state = TrainState(
-        params=unless_skipped(new_params, state.params),
+        params={**state.params, **unless_skipped(new, old)},
         optimizer=unless_skipped(new_optimizer, state.optimizer),
         step=state.step + 1,
         skipped=skipped,
@@ -103,9 +112,40 @@ def train_step(
     return new_state, StepMetrics(report, learning_rate, grad_norm, skipped, in_a_row)
 
 
-@partial(jax.jit, static_argnames=("model", "chunk"))
+def loss_and_gradients(
+    model: MTPModel, experiment: Experiment, params: PyTree, batch: Batch, mtp_weight: Float[Array, ""]
+) -> tuple[Losses, PyTree]:
+    """Losses of a batch and the gradients of what is trained, worked off in `accumulate_steps` parts one by one.
+
+    Each term of a part is divided by the targets of the whole batch, so the parts' losses and gradients add up to
+    the batch's own, however unevenly its targets are spread. What is not trained is no input of the differentiated
+    function, so nothing is kept of it for a backward pass.
+    """
+    counts = count_targets(batch, experiment.depths)
+
+    def part_loss(trained_params: PyTree, part: Batch) -> tuple[Float[Array, ""], Losses]:
+        return losses(model, {**params, **trained_params}, part, mtp_weight, experiment, counts)
+
+    def part_result(part: Batch) -> tuple[Losses, PyTree]:
+        (_, report), gradients = jax.value_and_grad(part_loss, has_aux=True)(trained(params, experiment), part)
+        return report, gradients
+
+    num_parts = experiment.accumulate_steps
+    if num_parts == 1:
+        return part_result(batch)
+
+    def add(total: PyTree, part: Batch) -> tuple[PyTree, None]:
+        return jax.tree.map(jnp.add, total, part_result(part)), None
+
+    parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), batch)
+    shapes = jax.eval_shape(part_result, jax.tree.map(lambda x: x[0], parts))
+    total, _ = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), parts)
+    return total
+
+
+@partial(jax.jit, static_argnames=("model", "experiment"))
 def eval_step(
-    model: MTPModel, params: PyTree, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"], chunk: int
+    model: MTPModel, experiment: Experiment, params: PyTree, batch: Batch, counts: Float[Array, " predictors"]
 ) -> Losses:
-    """The losses of one batch, nothing learnt."""
-    return losses(model, params, tokens, segment_ids, jnp.zeros((), jnp.float32), chunk)[1]
+    """A batch's share in the losses of all batches whose targets `counts` counts: the sum over them is the mean."""
+    return losses(model, params, batch, jnp.zeros((), jnp.float32), experiment, counts)[1]

@@ -11,7 +11,7 @@ from mtp_jax.documents import Documents
 from mtp_jax.layers.blocked_attention import attend_to_cache
 from mtp_jax.layers.norm import RMSNorm
 from mtp_jax.layers.rope import rotate
-from mtp_jax.state import AttentionState, AttentionTrail
+from mtp_jax.state import AttentionState, AttentionTrail, ChainState
 
 # Up to here one product over all slots: decoding and verifying compile twice as fast as with a loop over blocks. Over
 # more slots it is slower, as it reads those that hold nothing too, and for one token XLA on a CPU copies the cache.
@@ -24,17 +24,28 @@ def attend(
     k: Float[Array, "B G S K"],
     v: Float[Array, "B G S K"],
     visible: Bool[Array, "B T S"],
+    own: tuple[Float[Array, "B G T C K"], Float[Array, "B G T C K"]] | None = None,
 ) -> Float[Array, "B T H K"]:
     """softmax(q k^T / sqrt(K)) v over the visible slots; query head j reads key/value head j // (H / G).
 
     Scores and softmax are float32; the result has v's dtype. Every query must see at least one slot.
+
+    Args:
+      own: C further keys and values of each query, which no other query sees.
     """
     batch, time, heads, width = q.shape
+    num_slots = k.shape[2]
     grouped = q.reshape(batch, time, k.shape[1], heads // k.shape[1], width)  # [B T G r K], r = H / G
     scores = jnp.einsum("BTGrK,BGSK->BGrTS", grouped, k, preferred_element_type=jnp.float32)
     scores = jnp.where(visible[:, None, None], scores * width**-0.5, -jnp.inf)
+    if own is not None:
+        own_scores = jnp.einsum("BTGrK,BGTCK->BGrTC", grouped, own[0], preferred_element_type=jnp.float32)
+        scores = jnp.concatenate([scores, own_scores * width**-0.5], axis=-1)
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    return jnp.einsum("BGrTS,BGSK->BTGrK", weights, v).reshape(batch, time, heads, width)
+    y = jnp.einsum("BGrTS,BGSK->BTGrK", weights[..., :num_slots], v)
+    if own is not None:
+        y += jnp.einsum("BGrTC,BGTCK->BTGrK", weights[..., num_slots:], own[1])
+    return y.reshape(batch, time, heads, width)
 
 
 class GatedAttention(nn.Module):
@@ -65,11 +76,24 @@ class GatedAttention(nn.Module):
 
     def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:
         """Causal attention within each document of a packed row."""
-        q, gate, k, v = self._project(x, docs.position)
+        return self.chain(x, docs, None)[0]
+
+    def chain(
+        self, x: Float[Array, "B T D"], docs: Documents, state: ChainState | None
+    ) -> tuple[Float[Array, "B T D"], ChainState]:
+        """The next depth of the chains that start at each token, depth 1 if there is no state yet.
+
+        At depth d the chain of token t is at position t + d - 1 and sees what it would see in a cache: the depth-1
+        keys of its document up to t, and its own of depths 2 to d.
+        """
+        depth = 1 if state is None else state.depth + 1
+        q, gate, k, v = self._project(x, docs.position + (depth - 1))
+        state = ChainState.start(k, v) if state is None else state.extended(k, v)
         time = jnp.arange(x.shape[1])
         causal = time[:, None] >= time[None, :]
         visible = causal[None] & (docs.number[:, :, None] == docs.number[:, None, :])
-        return self._output(attend(q, k, v, visible), gate)
+        own = (state.own_k, state.own_v) if depth > 1 else None
+        return self._output(attend(q, state.k, state.v, visible, own), gate), state
 
     def extend(
         self, x: Float[Array, "B T D"], state: AttentionState, length: Int[Array, " B"]

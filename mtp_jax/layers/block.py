@@ -1,5 +1,6 @@
 """One decoder layer: a token mixer and an MLP, each behind a norm and a residual."""
 
+import jax
 from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
@@ -10,7 +11,7 @@ from mtp_jax.layers.attention import GatedAttention
 from mtp_jax.layers.delta_net import GatedDeltaNet
 from mtp_jax.layers.mlp import SwiGLU
 from mtp_jax.layers.norm import RMSNorm
-from mtp_jax.state import AttentionState, AttentionTrail, DeltaState, DeltaTrail
+from mtp_jax.state import AttentionState, AttentionTrail, ChainState, DeltaState, DeltaTrail
 
 
 class Block(nn.Module):
@@ -43,6 +44,13 @@ class Block(nn.Module):
         """Training: no state, documents kept apart."""
         return self._add_mlp(x + self.mixer(self.input_layernorm(x), docs))
 
+    def chain(
+        self, x: Float[Array, "B T D"], docs: Documents, state: ChainState | None
+    ) -> tuple[Float[Array, "B T D"], ChainState]:
+        """Training: the next depth of the chains that start at each token (attention only)."""
+        y, state = self.self_attn.chain(self.input_layernorm(x), docs, state)
+        return self._add_mlp(x + y), state
+
     def extend(
         self,
         x: Float[Array, "B T D"],
@@ -71,3 +79,27 @@ class Block(nn.Module):
 
     def _add_mlp(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+REMAT = {
+    "none": None,
+    # Kept: results of products with weights. Made again: norms, scores and softmax, the delta rule, activations.
+    "products": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # Kept: a block's input.
+    "block": jax.checkpoint_policies.nothing_saveable,
+}
+"""What a block keeps in training for the backward pass; `none` keeps all that autodiff asks for."""
+
+
+def block_class(remat: str) -> type[Block]:
+    """`Block`, of which training makes again in the backward pass what the policy of that name does not keep.
+
+    Parameters and results are the same under every policy.
+
+    Raises:
+      ValueError: if there is no such policy.
+    """
+    if remat not in REMAT:
+        raise ValueError(f"remat must be one of {', '.join(REMAT)}, got {remat!r}")
+    policy = REMAT[remat]
+    return Block if policy is None else nn.remat(Block, policy=policy, methods=("__call__", "chain"))

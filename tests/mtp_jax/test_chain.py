@@ -1,0 +1,128 @@
+"""The head at depth d in training against drafts that decoding chains, at every prefix."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import VOCAB, config
+from subjects import bent
+
+from infer.logits import all_logits
+from mtp_jax.config import interleaved
+from mtp_jax.layers.block import REMAT
+from mtp_jax.mtp import MTPModel, init_params
+
+MODEL = MTPModel(config(interleaved(2, 2)))
+DEPTHS, TIME = 3, 11
+
+
+@pytest.fixture(scope="module")
+def params():
+    return bent(init_params(MODEL, jax.random.key(7)))
+
+
+def _tokens(seed, time=TIME):
+    return np.random.default_rng(seed).integers(0, VOCAB, (1, time)).astype(np.int32)
+
+
+@partial(jax.jit, static_argnames=("model", "depths"))
+def _trained_logits(model, params, tokens, segment_ids, depths=DEPTHS):
+    """[D B T vocab], entry [d-1, b, t] of the token t+d+1."""
+    bound = model.bind({"params": params})
+    chain = bound.mtp_chain(bound(tokens, segment_ids), tokens, segment_ids, depths)
+    return jnp.stack([bound.logits(own) for own in chain])
+
+
+@jax.jit
+def _decoded_logits(params, tokens):
+    """The same for one document [1 T], through the head's cache: a row of the batch for each prefix.
+
+    Row t primes the cache with the t pairs before, then reads (hidden t, token t+1), then its own output and token
+    t+2, and so on.
+    """
+    time = tokens.shape[1]
+    bound = MODEL.bind({"params": params})
+    trunk, head = MODEL.empty_state(time, time + DEPTHS)
+    rows = jnp.broadcast_to(tokens, (time, time))
+    hidden, _ = bound.extend(rows, trunk, jnp.full((time,), time))
+    ahead = jnp.pad(rows, [(0, 0), (0, DEPTHS + 1)])
+    prefix = jnp.arange(time)
+    _, head = bound.mtp_extend(hidden, ahead[:, 1 : time + 1], head, prefix)
+    own = hidden[prefix, prefix][:, None]
+    logits = []
+    for depth in range(1, DEPTHS + 1):
+        own, head = bound.mtp_extend(own, ahead[prefix, prefix + depth][:, None], head, jnp.ones_like(prefix))
+        logits.append(bound.logits(own)[:, 0])
+    return jnp.stack(logits)
+
+
+def test_depths_equal_decodings_chain_at_every_prefix(params):
+    tokens = _tokens(0)
+    trained = _trained_logits(MODEL, params, tokens, np.zeros_like(tokens))[:, 0]
+    decoded = _decoded_logits(params, tokens)
+    for depth in range(1, DEPTHS + 1):
+        known = TIME - depth  # prefixes whose tokens t+1 .. t+depth exist
+        np.testing.assert_allclose(trained[depth - 1, :known], decoded[depth - 1, :known], rtol=1e-4, atol=1e-4)
+    # The depths are told apart: the same comparison one depth off fails.
+    assert np.abs(trained[1, :8] - decoded[0, :8]).max() > 0.1
+
+
+def test_depths_of_packed_documents_equal_decodings_chains_of_each(params):
+    """An id that comes back is another document; its chain starts at position 0 and sees itself only."""
+    documents = [_tokens(seed) for seed in (1, 2, 3)]
+    segment_ids = np.repeat([[5, 2, 5]], [TIME] * 3, axis=1).astype(np.int32)
+    trained = _trained_logits(MODEL, params, np.concatenate(documents, axis=1), segment_ids)[:, 0]
+    for number, document in enumerate(documents):
+        decoded = _decoded_logits(params, document)
+        for depth in range(1, DEPTHS + 1):
+            known = TIME - depth
+            part = trained[depth - 1, number * TIME : number * TIME + known]
+            np.testing.assert_allclose(part, decoded[depth - 1, :known], rtol=1e-4, atol=1e-4)
+
+
+def test_depths_equal_the_chained_logits_that_are_dumped(params):
+    """`chained_logits` reads the arg-maxima as tokens; fed to training, the last prefix gives the same numbers."""
+    tokens = _tokens(4)
+    dumped = all_logits(MODEL, params, tokens)
+    drafts = [dumped["main_logits"][0, -1].argmax(), *dumped["chained_logits"][0, : DEPTHS - 1].argmax(-1)]
+    longer = np.concatenate([tokens, np.array([drafts], np.int32)], axis=1)
+    trained = _trained_logits(MODEL, params, longer, np.zeros_like(longer))
+    np.testing.assert_allclose(trained[:, 0, TIME - 1], dumped["chained_logits"][0, :DEPTHS], rtol=1e-4, atol=1e-4)
+
+
+def test_the_first_depth_is_the_head_as_it_reads_given_pairs(params):
+    tokens = jnp.asarray(_tokens(5))
+    bound = MODEL.bind({"params": params})
+    hidden = bound(tokens, jnp.zeros_like(tokens))
+    alone = bound.mtp(hidden, jnp.roll(tokens, -1, axis=1), jnp.zeros_like(tokens))
+    chain = bound.mtp_chain(hidden, tokens, jnp.zeros_like(tokens), 2)
+    np.testing.assert_allclose(chain[0][:, :-1], alone[:, :-1], rtol=1e-5, atol=1e-6)
+
+
+def test_deeper_than_the_row_is_long_is_finite(params):
+    tokens = _tokens(6, time=3)
+    assert np.isfinite(_trained_logits(MODEL, params, tokens, np.zeros_like(tokens), depths=4)).all()
+
+
+@pytest.mark.parametrize("remat", sorted(set(REMAT) - {"none"}))
+def test_making_activations_again_changes_nothing(params, remat):
+    model = dataclasses.replace(MODEL, remat=remat)
+    jax.tree.map(
+        np.testing.assert_array_equal, init_params(model, jax.random.key(7)), init_params(MODEL, jax.random.key(7))
+    )
+    tokens = _tokens(7)
+
+    def value(params, model):
+        return jnp.sum(jnp.square(_trained_logits(model, params, tokens, jnp.zeros_like(tokens), 2)))
+
+    gradient = jax.jit(jax.value_and_grad(value), static_argnames="model")
+    again, kept = gradient(params, model=model), gradient(params, model=MODEL)
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-3), again, kept)
+
+
+def test_an_unknown_policy_is_refused(params):
+    with pytest.raises(ValueError, match="remat must be one of none, products, block, got 'all'"):
+        _trained_logits(dataclasses.replace(MODEL, remat="all"), params, _tokens(8), np.zeros((1, TIME), np.int32))
