@@ -173,10 +173,13 @@ class Experiment:
           UserError: if the setting is neither a known name nor as many numbers, none negative and not all 0.
         """
         named = {"equal": 1.0, "decay": DECAY}
-        try:
-            values = [float(part) for part in self.depth_weights.split(",")]
-        except ValueError:
-            values = [named.get(self.depth_weights, math.nan) ** depth for depth in range(self.depths)]
+        if self.depth_weights in named:
+            values = [named[self.depth_weights] ** depth for depth in range(self.depths)]
+        else:
+            try:
+                values = [float(part) for part in self.depth_weights.split(",")]
+            except ValueError:
+                values = [math.nan]
         holds = len(values) == self.depths and min(values) >= 0 and 0 < sum(values) < math.inf
         self._require(
             "depth_weights", holds, f"equal, decay or {self.depths} numbers, as many as depths, none negative"

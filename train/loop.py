@@ -21,7 +21,7 @@ from train.experiment import Experiment
 from train.objective import Losses, count_targets, mtp_figures
 from train.progress import Progress
 from train.schedules import mtp_weight
-from train.step import StepMetrics, TrainState, build_model, eval_step, initial_state, train_step
+from train.step import StepMetrics, TrainState, build_model, eval_step, initial_state, train_step, with_dtype
 
 
 def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
       UserError: on bad data, a work directory of another run, or too many steps in a row without a finite loss.
       KeyboardInterrupt: after Ctrl-C.
     """
-    experiment = _with_dtype(experiment)
+    experiment = with_dtype(experiment)
     workdir = Workdir(root)
     workdir.check_continues(experiment)
     if latest_step(workdir) == experiment.steps:
@@ -67,12 +67,6 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     finally:
         checkpoints.close()
     return workdir.last_row()
-
-
-def _with_dtype(experiment: Experiment) -> Experiment:
-    if experiment.dtype != "auto":
-        return experiment
-    return experiment.override(["dtype=" + ("float32" if jax.default_backend() == "cpu" else "bfloat16")])
 
 
 class _Pending(NamedTuple):

@@ -61,6 +61,13 @@ def trained(params: PyTree, experiment: Experiment) -> PyTree:
     return {"mtp": params["mtp"]} if experiment.gradient_mode == "head_only" else params
 
 
+def with_dtype(experiment: Experiment) -> Experiment:
+    """The experiment with `dtype=auto` settled: float32 on a CPU, bfloat16 elsewhere."""
+    if experiment.dtype != "auto":
+        return experiment
+    return experiment.override(["dtype=" + ("float32" if jax.default_backend() == "cpu" else "bfloat16")])
+
+
 def build_model(config: ModelConfig, experiment: Experiment) -> MTPModel:
     """The model as the experiment computes with it; `dtype` must be settled."""
     return MTPModel(config=config, dtype=jnp.dtype(experiment.dtype), remat=experiment.remat)

@@ -102,9 +102,10 @@ def test_documents_end_with_the_end_token():
 def test_rows_hold_every_token_once_and_split_documents_become_segments():
     rows = PackedRows(_stream(5, 1, 7), 4, seed=0, shuffle=False)
     assert rows.rows_per_epoch == 4
-    tokens, segments = rows.batch(0, 4)
+    tokens, segments, loss_mask = rows.batch(0, 4)
     np.testing.assert_array_equal(tokens, [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12], [13, 0, 0, 0]])
     np.testing.assert_array_equal(segments, [[1, 1, 1, 1], [1, 2, 3, 3], [3, 3, 3, 3], [3, 0, 0, 0]])
+    np.testing.assert_array_equal(loss_mask, segments > 0)
     assert rows.batch(0, 4).num_tokens == 13
 
 
@@ -121,7 +122,7 @@ def test_a_segment_is_a_piece_of_one_document():
     lengths = (3, 8, 1, 6)
     stream = _stream(*lengths)
     owner = np.repeat(np.arange(4), lengths)
-    tokens, segments = PackedRows(stream, 4, seed=3).batch(0, 5)
+    tokens, segments, _ = PackedRows(stream, 4, seed=3).batch(0, 5)
     for row, ids in zip(tokens, segments, strict=True):
         for piece in (row[ids == i] for i in set(ids.tolist()) - {0}):
             np.testing.assert_array_equal(np.diff(piece), 1)
@@ -145,6 +146,6 @@ def test_seeds_give_other_orders():
 
 
 def test_data_shorter_than_a_row_repeats():
-    tokens, segments = PackedRows(_stream(2), 5, seed=0).batch(0, 3)
+    tokens, segments, _ = PackedRows(_stream(2), 5, seed=0).batch(0, 3)
     np.testing.assert_array_equal(tokens, [[1, 2, 0, 0, 0]] * 3)
     np.testing.assert_array_equal(segments, [[1, 1, 0, 0, 0]] * 3)

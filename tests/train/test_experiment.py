@@ -8,7 +8,8 @@ import pytest
 from configs import PRESETS
 from mtp_jax.config import LayerType
 from mtp_jax.errors import UserError
-from train.experiment import Experiment, setting_lines
+from mtp_jax.layers.block import REMAT
+from train.experiment import REMAT_NAMES, Experiment, setting_lines
 
 
 def test_values_are_parsed_by_the_settings_type():
@@ -55,6 +56,22 @@ def test_the_later_of_two_values_counts():
         ("dtype=float16", "dtype: expected float32"),
         ("num_kv_heads=4", "num_heads must be a multiple of num_kv_heads"),
         ("seed=-1", "seed: expected"),
+        ("depths=0", "depths: expected at least 1 and below sequence_length 256, got 0"),
+        ("depths=256", "depths: expected at least 1 and below sequence_length 256, got 256"),
+        ("depth_weights=1,1", "depth_weights: expected equal, decay or 1 numbers, as many as depths"),
+        ("depth_weights=falling", "depth_weights: expected equal, decay or 1 numbers"),
+        ("depth_weights=-1", "depth_weights: expected"),
+        ("depth_weights=0", "depth_weights: expected"),
+        ("depth_weights=nan", "depth_weights: expected"),
+        ("depth_weights=", "depth_weights: expected"),
+        ("head_loss=mse", "head_loss: expected ce, kl or tv, got mse"),
+        ("gradient_mode=trunk", "gradient_mode: expected joint, detached or head_only, got trunk"),
+        ("remat=all", "remat: expected none, products or block, got all"),
+        ("mtp_schedule=cosine", "mtp_schedule: expected step or linear, got cosine"),
+        ("learning_rate_shape=step", "learning_rate_shape: expected cosine, linear or constant, got step"),
+        ("head_learning_rate_scale=-1", "head_learning_rate_scale: expected at least 0"),
+        ("accumulate_steps=3", "accumulate_steps: expected a divisor of batch_size 8, got 3"),
+        ("accumulate_steps=0", "accumulate_steps: expected a divisor"),
     ],
 )
 def test_mistakes_are_named(assignment, message):
@@ -65,6 +82,23 @@ def test_mistakes_are_named(assignment, message):
 def test_switch_points_rise():
     with pytest.raises(UserError, match="rising"):
         Experiment().override(["mtp_weights=3,2,1", "mtp_switch_tokens=5,5"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("equal", (1 / 3,) * 3), ("decay", (1 / 1.96, 0.6 / 1.96, 0.36 / 1.96)), ("3,1,0", (0.75, 0.25, 0.0))],
+)
+def test_depth_weights_sum_to_one(text, expected):
+    experiment = Experiment().override(["depths=3", f"depth_weights={text}"])
+    assert experiment.depth_weight_values() == pytest.approx(expected)
+
+
+def test_every_depth_below_the_sequence_length_is_taken():
+    assert Experiment().override(["sequence_length=5", "depths=4"]).depths == 4
+
+
+def test_names_of_rematerialisation_are_the_models():
+    assert set(REMAT_NAMES) == set(REMAT)
 
 
 @pytest.mark.parametrize("name", PRESETS)

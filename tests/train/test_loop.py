@@ -192,3 +192,25 @@ def test_export_reads_any_checkpoint(small_experiment, finished, tmp_path):
     with pytest.raises(UserError, match=r"no config\.json"):
         load_for_export(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_depths_parts_and_a_frozen_trunk_run_and_resume(small_experiment, tmp_path):
+    """Rows name each depth; the optimiser of the head alone comes back from a checkpoint; the trunk stays."""
+    settings = ["steps=4", "depths=2", "head_loss=kl", "gradient_mode=head_only", "accumulate_steps=2", "remat=block"]
+    experiment = small_experiment.override(settings)
+    train(experiment, tmp_path / "run", QUIET)
+    rows = read_rows(tmp_path / "run")
+    depth_keys = ["mtp_loss_d1", "mtp_loss_d2", "mtp_accuracy_d2", "mtp_agreement_d2"]
+    assert set(rows[0]) == {*KEYS, *depth_keys} - {"tokens_per_second"}
+    assert {f"eval_{key}" for key in depth_keys} < set(rows[-1])
+    for row in rows:
+        assert row["mtp_loss"] == pytest.approx((row["mtp_loss_d1"] + row["mtp_loss_d2"]) / 2, rel=1e-5)
+    begun, ended = (load_for_export(tmp_path / "run", step)[1] for step in (2, 4))
+    jax.tree.map(np.testing.assert_array_equal, begun["trunk"], ended["trunk"])
+    assert not np.array_equal(begun["mtp"]["fc"]["kernel"], ended["mtp"]["fc"]["kernel"])
+
+    shutil.copytree(tmp_path / "run", tmp_path / "resumed")
+    shutil.rmtree(tmp_path / "resumed" / "checkpoints" / "4")
+    train(experiment, tmp_path / "resumed", QUIET)
+    assert read_rows(tmp_path / "resumed") == rows
+    jax.tree.map(np.testing.assert_array_equal, load_for_export(tmp_path / "resumed")[1], ended)

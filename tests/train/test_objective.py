@@ -1,6 +1,7 @@
-"""The loss: what its terms are, what is masked, what documents learn of each other."""
+"""The loss: what its terms are, what is masked, what documents learn of each other, what each gradient mode reaches."""
 
-from functools import partial
+import dataclasses
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -9,150 +10,297 @@ import pytest
 
 from configs import PRESETS
 from mtp_jax.mtp import MTPModel, init_params
-from train.objective import losses, shift_within_document
+from train.data import Batch
+from train.experiment import GRADIENT_MODES, HEAD_LOSSES
+from train.objective import count_targets, losses, mtp_figures, targets
 
-EXPERIMENT = PRESETS["tiny"]().override(["vocab_size=37", "width=24", "mlp_width=40", "delta_head_k_dim=8"])
-TIME, CHUNK = 21, 16  # one shape for all, so that little is compiled
+VOCAB, TIME, DEPTHS = 37, 21, 3  # one shape for all, so that little is compiled
+EXPERIMENT = (
+    PRESETS["tiny"]()
+    .override([f"vocab_size={VOCAB}", "width=24", "mlp_width=40", "delta_head_k_dim=8", "cross_entropy_chunk=24"])
+    .override([f"depths={DEPTHS}", "depth_weights=decay"])
+)
+MODEL = MTPModel(config=EXPERIMENT.model_config(), dtype=jnp.dtype(jnp.float32))
 
 
 @pytest.fixture(scope="module")
-def model():
-    return MTPModel(config=EXPERIMENT.model_config(), dtype=jnp.dtype(jnp.float32))
-
-
-@pytest.fixture(scope="module")
-def params(model):
+def params():
     # Small weights would hide a leak behind a nearly uniform softmax.
-    return jax.tree.map(lambda x: x * 3.0 if x.ndim > 1 else x, init_params(model, jax.random.key(1)))
+    return jax.tree.map(lambda x: x * 3.0 if x.ndim > 1 else x, init_params(MODEL, jax.random.key(1)))
 
 
-@pytest.fixture(scope="module")
-def objective(model):
-    return jax.jit(partial(losses, model), static_argnames="chunk")
+@cache
+def _compiled(**settings):
+    """(params, batch, weight, counts=None) -> report and the gradient of the loss in all parameters."""
+    experiment = dataclasses.replace(EXPERIMENT, **settings)
+
+    @jax.jit
+    def both(params, batch, weight, counts):
+        function = jax.value_and_grad(lambda p: losses(MODEL, p, batch, weight, experiment, counts), has_aux=True)
+        (loss, report), gradient = function(params)
+        return report, gradient, loss
+
+    def call(params, batch, weight, counts=None):
+        counts = count_targets(batch, DEPTHS) if counts is None else counts
+        return both(params, batch, jnp.asarray(weight, jnp.float32), counts)
+
+    return call
 
 
-@pytest.fixture(scope="module")
-def gradient(model):
-    return jax.jit(jax.grad(lambda p, *a: losses(model, p, *a, CHUNK)[0]))
+def _tokens(length=TIME, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCAB, (1, length)).astype(np.int32)
 
 
-def _tokens(shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).integers(0, 37, shape), jnp.int32)
+def _batch(tokens, lengths=None, ids=(4, 2, 4)):
+    """One row of documents of these lengths, one after another, the rest padding."""
+    lengths = lengths or (tokens.shape[1],)
+    segment_ids = np.repeat([ids[: len(lengths)]], lengths, axis=1).astype(np.int32)
+    filler = [(0, 0), (0, TIME - segment_ids.shape[1])]
+    tokens, segment_ids = np.pad(tokens, filler), np.pad(segment_ids, filler)
+    return Batch(tokens, segment_ids, segment_ids != 0)
 
 
-def _weight(value):
-    return jnp.asarray(value, jnp.float32)
+def _assert_trees(compare, got, expected):
+    jax.tree.map(compare, got, expected)
 
 
-def test_targets_stop_at_document_ends():
-    tokens = jnp.arange(10, 20, dtype=jnp.int32)[None]
-    segments = jnp.array([[1, 2, 2, 3, 3, 3, 1, 1, 1, 1]], jnp.int32)
-    next_tokens, main = shift_within_document(tokens, segments, 1)
-    second_tokens, mtp = shift_within_document(tokens, segments, 2)
-    # Documents of 1, 2, 3 and 4 tokens have 0, 1, 2, 3 next tokens and 0, 0, 1, 2 second ones.
-    np.testing.assert_array_equal(main[0], [0, 1, 0, 1, 1, 0, 1, 1, 1, 0])
-    np.testing.assert_array_equal(mtp[0], [0, 0, 0, 1, 0, 0, 1, 1, 0, 0])
-    np.testing.assert_array_equal(next_tokens[main], tokens[0, 1:][main[0, :-1]])
-    np.testing.assert_array_equal(second_tokens[mtp], tokens[0, 2:][mtp[0, :-2]])
+def test_targets_by_place_stop_at_document_ends():
+    segment_ids = np.array([[1, 2, 2, 3, 3, 3, 1, 1, 1, 1]], np.int32)
+    batch = Batch(np.arange(10, 20, dtype=np.int32)[None], segment_ids, np.ones((1, 10), bool))
+    labels, mask = targets(batch, 3)
+    # Documents of 1, 2, 3 and 4 tokens have 0, 1, 2, 3 next tokens, 0, 0, 1, 2 second ones, and so on.
+    np.testing.assert_array_equal(mask[0, 0], [0, 1, 0, 1, 1, 0, 1, 1, 1, 0])
+    np.testing.assert_array_equal(mask[1, 0], [0, 0, 0, 0, 1, 0, 0, 1, 1, 0])
+    np.testing.assert_array_equal(mask[2, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 0])
+    np.testing.assert_array_equal(mask[3, 0], np.zeros(10))
+    np.testing.assert_array_equal(labels[0, :-1], np.arange(11, 20))
+    np.testing.assert_array_equal(count_targets(batch, 3), [6, 3, 1, 0])
 
 
 def test_an_id_that_comes_back_is_another_document():
-    segments = jnp.array([[1, 2, 1, 1]], jnp.int32)
-    _, mask = shift_within_document(_tokens((1, 4)), segments, 2)
-    np.testing.assert_array_equal(mask[0], [0, 0, 0, 0])
+    segment_ids = np.array([[1, 2, 1, 1]], np.int32)
+    _, mask = targets(Batch(_tokens(4), segment_ids, np.ones((1, 4), bool)), 2)
+    np.testing.assert_array_equal(mask[:, 0], [[0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]])
 
 
-def test_padding_has_no_targets():
-    _, mask = shift_within_document(_tokens((1, 5)), jnp.array([[1, 1, 0, 0, 0]], jnp.int32), 1)
-    np.testing.assert_array_equal(mask[0], [1, 0, 0, 0, 0])
+def test_padding_and_masked_tokens_are_no_targets():
+    batch = Batch(_tokens(6), np.array([[1, 1, 1, 1, 0, 0]], np.int32), np.array([[1, 0, 1, 1, 1, 1]], bool))
+    np.testing.assert_array_equal(targets(batch, 1)[1][:, 0], [[0, 1, 1, 0, 0, 0], [0, 1, 1, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("time", [1, 2])
-def test_rows_shorter_than_the_shift(time):
-    _, mask = shift_within_document(_tokens((2, time)), jnp.ones((2, time), jnp.int32), 2)
-    assert mask.shape == (2, time)
-    assert not mask.any()
+def test_rows_shorter_than_the_depth(time):
+    tokens = _tokens(time)
+    _, mask = targets(Batch(tokens, np.ones_like(tokens), np.ones_like(tokens, bool)), 3)
+    assert mask.shape == (4, 1, time)
+    assert not mask[1:].any()
 
 
-def test_loss_is_main_plus_lambda_mtp(objective, params):
-    tokens, segments = _tokens((1, TIME)), jnp.ones((1, TIME), jnp.int32)
-    without, report = objective(params, tokens, segments, _weight(0.0), chunk=CHUNK)
-    with_head, _ = objective(params, tokens, segments, _weight(0.3), chunk=CHUNK)
-    np.testing.assert_allclose(with_head - without, 0.3 * report.mtp_loss, rtol=1e-5)
-    np.testing.assert_allclose(without, report.main_loss, rtol=1e-6)
-    assert (report.main_count, report.mtp_count) == (20, 19)
+@jax.jit
+def _all_logits(params, tokens, segment_ids):
+    """Of the trunk, and of the head at each depth by its own index: [1 + D T vocab]."""
+    bound = MODEL.bind({"params": params})
+    hidden = bound(tokens, segment_ids)
+    chain = bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS)
+    return jnp.stack([bound.logits(x)[0] for x in (hidden, *chain)])
 
 
-def test_terms_equal_plain_cross_entropy_and_autodiff(model, params, gradient, objective):
-    tokens = _tokens((1, TIME))
-    segments = jnp.asarray(np.repeat([[1, 2, 3]], [9, 1, 11], axis=1), jnp.int32)
-    next_tokens, main_mask = shift_within_document(tokens, segments, 1)
-    second_tokens, mtp_mask = shift_within_document(tokens, segments, 2)
+def _log_softmax(logits):
+    logits = logits - logits.max()
+    return logits - np.log(np.exp(logits).sum())
 
-    def mean(logits, labels, mask):
-        losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)[..., 0]
-        return jnp.sum(jnp.where(mask, losses, 0.0)) / jnp.sum(mask).astype(jnp.float32)
+
+def _head_loss(name, trunk, head, label):
+    log_p, log_q = _log_softmax(trunk), _log_softmax(head)
+    if name == "ce":
+        return -log_q[label]
+    if name == "kl":
+        return np.sum(np.exp(log_p) * (log_p - log_q))
+    return 1 - np.minimum(np.exp(log_p), np.exp(log_q)).sum()
+
+
+@pytest.mark.parametrize("head_loss", HEAD_LOSSES)
+def test_report_equals_its_definition_token_by_token(params, head_loss):
+    """In float64, over three documents with some tokens masked; the depth-d target of index i is token i+d+1."""
+    lengths = (9, 1, 11)
+    batch = _batch(_tokens(), lengths)
+    loss_mask = np.random.default_rng(3).uniform(size=batch.tokens.shape) > 0.3
+    batch = batch._replace(loss_mask=loss_mask)
+    logits = np.asarray(_all_logits(params, *map(jnp.asarray, batch[:2])), np.float64)
+    document = np.repeat(np.arange(3), lengths)
+    tokens = batch.tokens[0]
+
+    sums = np.zeros((DEPTHS + 1, 4))  # count, loss, right, agreeing
+    for depth in range(DEPTHS + 1):
+        for index in range(TIME - depth - 1):
+            target = index + depth + 1
+            if document[index] != document[target] or not loss_mask[0, target]:
+                continue
+            own, trunk, label = logits[depth, index], logits[0, index + depth], tokens[target]
+            loss = _head_loss(head_loss if depth else "ce", trunk, own, label)
+            sums[depth] += 1, loss, own.argmax() == label, own.argmax() == trunk.argmax()
+    counts = sums[:, 0]
+    _, loss, right, agreeing = (sums / counts[:, None]).T
+    weights = np.array([1, 0.6, 0.36]) / 1.96
+
+    report, _, total = _compiled(head_loss=head_loss)(params, batch, 0.7)
+    np.testing.assert_array_equal((report.main_count, *report.mtp_count), counts)
+    np.testing.assert_allclose((report.main_loss, *report.depth_losses), loss, rtol=2e-5)
+    np.testing.assert_allclose(report.mtp_loss, weights @ loss[1:], rtol=2e-5)
+    np.testing.assert_allclose(report.loss, loss[0] + 0.7 * weights @ loss[1:], rtol=2e-5)
+    np.testing.assert_allclose(total, report.loss, rtol=1e-6)
+    np.testing.assert_allclose(report.mtp_accuracy, right[1:], rtol=1e-6)
+    np.testing.assert_allclose(report.mtp_agreement, agreeing[1:], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("head_loss", "gradient_mode"), [("ce", "joint"), ("tv", "joint"), ("kl", "detached")])
+def test_gradients_equal_autodiff_of_the_plain_loss(params, head_loss, gradient_mode):
+    """Through logits of all tokens at once; the trunk's side of kl and tv is given, and so, when detached, is all that
+    the MTP term takes from outside the head."""
+    batch = _batch(_tokens(), (9, 1, 11))
+    tokens, segment_ids = map(jnp.asarray, batch[:2])
+    labels, mask = targets(batch, DEPTHS)
+    weights = jnp.asarray([1, 0.6, 0.36], jnp.float32) / 1.96
+
+    def mean(values, depth):
+        return jnp.sum(jnp.where(mask[depth], values, 0.0)) / jnp.sum(mask[depth]).astype(jnp.float32)
+
+    def at_label(log_probabilities):
+        return jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
 
     @jax.jit
+    @jax.grad
     def plain(params):
-        bound = model.bind({"params": params})
-        hidden = bound(tokens, segments)
-        head = bound.mtp(hidden, next_tokens, segments)
-        logits, draft = bound.logits(hidden), bound.logits(head)
-        main, mtp = mean(logits, next_tokens, main_mask), mean(draft, second_tokens, mtp_mask)
-        agreement = jnp.argmax(draft, -1)[:, :-1] == jnp.argmax(logits, -1)[:, 1:]
-        return main + 0.7 * mtp, (main, mtp, jnp.argmax(draft, -1) == second_tokens, agreement)
+        bound = MODEL.bind({"params": params})
+        hidden = bound(tokens, segment_ids)
+        main = jax.nn.log_softmax(bound.logits(hidden))
+        total = mean(-at_label(main), 0)
+        if gradient_mode == "detached":
+            hidden = jax.lax.stop_gradient(hidden)
+            bound = MODEL.bind({"params": jax.lax.stop_gradient(params) | {"mtp": params["mtp"]}})
+        given = jax.lax.stop_gradient(main)
+        for depth, own in enumerate(bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS), 1):
+            log_q = jnp.roll(jax.nn.log_softmax(bound.logits(own)), depth, axis=1)
+            if head_loss == "ce":
+                values = -at_label(log_q)
+            elif head_loss == "kl":
+                values = jnp.sum(jnp.exp(given) * (given - log_q), axis=-1)
+            else:
+                values = 1 - jnp.sum(jnp.minimum(jnp.exp(given), jnp.exp(log_q)), axis=-1)
+            total += 0.7 * weights[depth - 1] * mean(values, depth)
+        return total
 
-    (_, (main, mtp, correct, agreement)), expected = jax.value_and_grad(plain, has_aux=True)(params)
-    _, report = objective(params, tokens, segments, _weight(0.7), chunk=CHUNK)
-    np.testing.assert_allclose(report.main_loss, main, rtol=1e-6)
-    np.testing.assert_allclose(report.mtp_loss, mtp, rtol=1e-6)
-    np.testing.assert_allclose(report.mtp_accuracy, correct[mtp_mask].mean(), rtol=1e-6)
-    np.testing.assert_allclose(report.mtp_agreement, agreement[mtp_mask[:, :-1]].mean(), rtol=1e-6)
-    got = gradient(params, tokens, segments, _weight(0.7))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-6), got, expected)
-
-
-def test_all_targets_masked_is_finite_with_zero_gradient(objective, gradient, params):
-    tokens, segments = _tokens((1, TIME)), jnp.arange(1, TIME + 1, dtype=jnp.int32)[None]
-    loss, report = objective(params, tokens, segments, _weight(0.3), chunk=CHUNK)
-    assert (loss, report.mtp_accuracy, report.main_count) == (0.0, 0.0, 0.0)
-    for leaf in jax.tree.leaves(gradient(params, tokens, segments, _weight(0.3))):
-        np.testing.assert_array_equal(leaf, 0.0)
+    _, got, _ = _compiled(head_loss=head_loss, gradient_mode=gradient_mode)(params, batch, 0.7)
+    _assert_trees(partial(np.testing.assert_allclose, rtol=2e-4, atol=4e-6), got, plain(params))
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-def test_a_packed_document_learns_as_if_alone(gradient, params, depth):
-    """Gradients of packed documents are the weighted mean of their own: nothing leaks, targets included.
+def test_detached_and_head_only_reach_the_head_alone(params):
+    """The MTP term's gradient is that at lambda = 1 less that at 0: exactly nothing outside `mtp`."""
+    batch = _batch(_tokens())
 
-    The loss is main + lambda mtp, so the MTP term's gradient is that at lambda = 1 less that at 0.
-    """
+    def gradient(mode, weight):
+        return _compiled(head_loss="kl", gradient_mode=mode)(params, batch, weight)[1]
+
+    joint, detached, alone = (gradient(mode, 1.0) for mode in GRADIENT_MODES)
+    without = gradient("detached", 0.0)
+    for name in params:
+        if name != "mtp":
+            _assert_trees(np.testing.assert_array_equal, detached[name], without[name])
+            _assert_trees(lambda x, _: np.testing.assert_array_equal(x, 0.0), alone[name], alone[name])
+    # The head's own gradient is the same in all modes, and none of its leaves is without one.
+    same = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
+    _assert_trees(same, detached["mtp"], joint["mtp"])
+    _assert_trees(same, alone["mtp"], joint["mtp"])
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(alone["mtp"]))
+    # In joint training the MTP term does reach the trunk.
+    assert np.abs(joint["lm_head"]["kernel"] - without["lm_head"]["kernel"]).max() > 1e-4
+
+
+def test_a_zeroed_output_guesses_uniformly(params):
+    """Also the head alone: with its last norm at zero its logits are zero, at every depth."""
+    zeroed = params | {"mtp": params["mtp"] | {"norm": {"scale": -jnp.ones_like(params["mtp"]["norm"]["scale"])}}}
+    report, _, _ = _compiled()(zeroed, _batch(_tokens()), 0.3)
+    np.testing.assert_allclose(report.depth_losses, np.log(VOCAB), rtol=1e-6)
+    assert abs(report.main_loss - np.log(VOCAB)) > 0.1
+    blank = params | {"lm_head": jax.tree.map(jnp.zeros_like, params["lm_head"])}
+    np.testing.assert_allclose(_compiled()(blank, _batch(_tokens()), 0.3)[0].main_loss, np.log(VOCAB), rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", [3, 12])
+def test_a_one_hot_mask_gives_that_tokens_losses(params, place):
+    batch = _batch(_tokens())
+    logits = np.asarray(_all_logits(params, *map(jnp.asarray, batch[:2])), np.float64)
+    label = batch.tokens[0, place + 1]
+    expected = [-_log_softmax(logits[depth, place - depth])[label] for depth in range(DEPTHS + 1)]
+    one_hot = np.arange(TIME)[None] == place + 1
+    report, _, _ = _compiled()(params, batch._replace(loss_mask=one_hot), 0.3)
+    np.testing.assert_array_equal((report.main_count, *report.mtp_count), 1)
+    np.testing.assert_allclose((report.main_loss, *report.depth_losses), expected, rtol=2e-5)
+
+
+def test_a_masked_label_changes_nothing(params):
+    """A row's last token is a label only, nothing reads it: with it masked, loss and gradients do not know it."""
+    batch = _batch(_tokens(), (9, 12))
+    masked = batch.loss_mask.copy()
+    masked[0, -1] = False
+    other = batch.tokens.copy()
+    other[0, -1] = (other[0, -1] + 7) % VOCAB
+    one, same = (_compiled()(params, Batch(tokens, batch.segment_ids, masked), 0.7) for tokens in (batch.tokens, other))
+    _assert_trees(np.testing.assert_array_equal, one, same)
+    assert one[0].loss != _compiled()(params, batch, 0.7)[0].loss
+
+
+@pytest.mark.parametrize("head_loss", HEAD_LOSSES)
+def test_nothing_to_learn_is_finite_with_zero_gradient(params, head_loss):
+    """Documents of one token each; all targets masked."""
+    lonely = _batch(_tokens(), (1,) * TIME, ids=tuple(range(1, TIME + 1)))
+    masked = _batch(_tokens())._replace(loss_mask=np.zeros((1, TIME), bool))
+    for batch in (lonely, masked):
+        report, gradient, loss = _compiled(head_loss=head_loss)(params, batch, 0.3)
+        assert loss == 0
+        _assert_trees(lambda x, _: np.testing.assert_array_equal(x, 0.0), (report, gradient), (report, gradient))
+
+
+@pytest.mark.parametrize("head_loss", HEAD_LOSSES)
+def test_packed_documents_learn_as_if_alone(params, head_loss):
+    """Given the packed row's counts, its documents' own losses, of all depths, and gradients add up to its own."""
     lengths = (7, 5, 9)
-    documents = [_tokens((1, n), seed=n) for n in lengths]  # TIME tokens together
-
-    def term(tokens, segments):
-        main = gradient(params, tokens, segments, _weight(0.0))
-        return jax.tree.map(jnp.subtract, gradient(params, tokens, segments, _weight(1.0)), main) if depth else main
-
-    segments = jnp.asarray(np.repeat([4, 2, 4], lengths)[None], jnp.int32)
-    together = term(jnp.concatenate(documents, axis=1), segments)
-
-    def alone_in_a_row(document):
-        filler = [(0, 0), (0, TIME - document.shape[1])]
-        return term(jnp.pad(document, filler), jnp.pad(jnp.ones_like(document), filler))
-
-    alone = map(alone_in_a_row, documents)
-    targets = (np.array(lengths) - 1 - depth).astype(np.float32)
-    expected = jax.tree.map(lambda *g: sum(n * x for n, x in zip(targets, g, strict=True)) / targets.sum(), *alone)
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), together, expected)
+    documents = [_tokens(n, seed=n) for n in lengths]
+    packed = _batch(np.concatenate(documents, axis=1), lengths)
+    counts = count_targets(packed, DEPTHS)
+    np.testing.assert_array_equal(counts, [sum(lengths) - 3 * (1 + depth) for depth in range(DEPTHS + 1)])
+    together = _compiled(head_loss=head_loss)(params, packed, 0.7)
+    alone = [_compiled(head_loss=head_loss)(params, _batch(document), 0.7, counts) for document in documents]
+    _assert_trees(
+        partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), together, jax.tree.map(lambda *x: sum(x), *alone)
+    )
 
 
-def test_a_neighbour_changes_nothing(objective, params):
+def test_a_neighbour_changes_nothing(params):
     """The first document's terms stay when the second one's tokens change, if the second has no targets."""
-    segments = jnp.asarray(np.array([[1] * 17 + [2, 3, 4, 5]]), jnp.int32)
-    first = _tokens((1, TIME))
-    changed = first.at[0, 17:].set((first[0, 17:] + 5) % 37)
-    one = objective(params, first, segments, _weight(0.3), chunk=CHUNK)[1]
-    other = objective(params, changed, segments, _weight(0.3), chunk=CHUNK)[1]
+    lengths, ids = (17, 1, 1, 1, 1), (1, 2, 3, 4, 5)
+    first = _tokens()
+    changed = first.copy()
+    changed[0, 17:] = (first[0, 17:] + 5) % VOCAB
+    one, other = (_compiled()(params, _batch(tokens, lengths, ids), 0.3)[0] for tokens in (first, changed))
     np.testing.assert_array_equal(one.loss, other.loss)
-    assert one.mtp_count == 15
+    np.testing.assert_array_equal(one.mtp_count, [15, 14, 13])
+
+
+def test_as_many_depths_as_the_row_allows_are_finite(params):
+    tokens = _tokens(5)
+    batch = Batch(tokens, np.ones_like(tokens), np.ones_like(tokens, bool))
+    experiment = EXPERIMENT.override(["sequence_length=5", "depths=4"])
+    loss, report = jax.jit(partial(losses, MODEL, experiment=experiment))(params, batch, jnp.asarray(0.3, jnp.float32))
+    np.testing.assert_array_equal(report.mtp_count, [3, 2, 1, 0])
+    assert np.isfinite(loss)
+    assert report.depth_losses[3] == 0
+
+
+def test_figures_are_named_by_depth(params):
+    report, _, _ = _compiled()(params, _batch(_tokens()), 0.3)
+    figures = mtp_figures(jax.device_get(report))
+    assert list(figures)[:5] == ["mtp_accuracy", "mtp_agreement", "mtp_loss_d1", "mtp_loss_d2", "mtp_loss_d3"]
+    assert list(figures)[5:] == ["mtp_accuracy_d2", "mtp_agreement_d2", "mtp_accuracy_d3", "mtp_agreement_d3"]
+    assert figures["mtp_loss_d3"] == float(report.depth_losses[2])
+    assert figures["mtp_agreement_d2"] == float(report.mtp_agreement[1])

@@ -11,19 +11,33 @@ from train.experiment import Experiment
 from train.schedules import learning_rate_schedule, mtp_weight
 
 
+def _weight(tokens, weights, switches, schedule="step"):
+    experiment = Experiment(mtp_weights=weights, mtp_switch_tokens=switches, mtp_schedule=schedule)
+    return mtp_weight(experiment, tokens)
+
+
 @pytest.mark.parametrize(
     ("tokens", "expected"), [(0, 0.3), (99, 0.3), (100, 0.1), (101, 0.1), (499, 0.1), (500, 0.0), (10**12, 0.0)]
 )
 def test_a_weight_holds_from_its_switch_point_on(tokens, expected):
-    assert mtp_weight((0.3, 0.1, 0.0), (100, 500), tokens) == expected
+    assert _weight(tokens, (0.3, 0.1, 0.0), (100, 500)) == expected
 
 
-def test_a_single_weight_holds_throughout():
-    assert mtp_weight((0.2,), (), 10**9) == 0.2
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(0, 0.3), (50, 0.2), (100, 0.1), (300, 0.3), (500, 0.5), (501, 0.5), (10**12, 0.5)]
+)
+def test_a_weight_moves_on_a_line_between_switch_points(tokens, expected):
+    assert _weight(tokens, (0.3, 0.1, 0.5), (100, 500), "linear") == pytest.approx(expected)
 
 
-def test_a_switch_at_zero_leaves_nothing_to_the_first_weight():
-    assert mtp_weight((0.3, 0.1), (0,), 0) == 0.1
+@pytest.mark.parametrize("schedule", ["step", "linear"])
+def test_a_single_weight_holds_throughout(schedule):
+    assert _weight(10**9, (0.2,), (), schedule) == 0.2
+
+
+@pytest.mark.parametrize("schedule", ["step", "linear"])
+def test_a_switch_at_zero_leaves_nothing_to_the_first_weight(schedule):
+    assert _weight(0, (0.3, 0.1), (0,), schedule) == 0.1
 
 
 def _rates(**settings):
@@ -37,6 +51,16 @@ def test_warm_up_and_cosine():
     warm_up = [0.2, 0.4, 0.6, 0.8, 1.0]
     cosine = [0.1 + 0.9 * (1 + math.cos(math.pi * s / 7)) / 2 for s in range(1, 7)]
     np.testing.assert_allclose(rates, warm_up + cosine, rtol=1e-6)
+
+
+def test_warm_up_and_a_line():
+    rates = _rates(steps=7, warmup_steps=2, learning_rate=1.0, final_learning_rate=0.5, learning_rate_shape="linear")
+    np.testing.assert_allclose(rates, [1 / 3, 2 / 3, 1.0, 0.9, 0.8, 0.7, 0.6], rtol=1e-6)
+
+
+def test_warm_up_and_a_constant():
+    rates = _rates(steps=5, warmup_steps=2, learning_rate=1.0, learning_rate_shape="constant")
+    np.testing.assert_allclose(rates, [1 / 3, 2 / 3, 1.0, 1.0, 1.0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("settings", [{"steps": 1}, {"steps": 3, "warmup_steps": 0}, {"steps": 3, "warmup_steps": 50}])

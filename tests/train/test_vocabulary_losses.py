@@ -132,6 +132,20 @@ def test_losses_of_tokens_carry_no_gradient():
 
 
 @pytest.mark.parametrize("head_loss", HEAD_LOSSES)
+def test_labels_of_weight_zero_change_nothing(head_loss):
+    hidden, kernel, labels, weights = _single(*_inputs())
+    masked = np.arange(TOKENS) % 3 == 0
+    weights = jnp.where(masked[None], 0.0, weights)
+    others = jnp.where(masked, (labels + 5) % VOCAB, labels)
+    function = jax.jit(
+        jax.value_and_grad(
+            lambda h, k, labels: vocabulary_losses(h, k, labels, weights, head_loss, "joint", 9)[0], argnums=(0, 1)
+        )
+    )
+    jax.tree.map(np.testing.assert_array_equal, function(hidden, kernel, labels), function(hidden, kernel, others))
+
+
+@pytest.mark.parametrize("head_loss", HEAD_LOSSES)
 def test_zero_weights_and_huge_logits_stay_finite(head_loss):
     hidden, kernel, labels, weights = _single(*_inputs())
     total, gradients = jax.value_and_grad(
