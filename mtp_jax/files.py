@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -81,3 +83,29 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
         write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
     except UnicodeEncodeError:
         write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yields a folder beside `out` that takes its name at the end, or goes away if anything fails.
+
+    Raises:
+      UserError: if there is something at `out` other than an empty folder, or it cannot be written.
+    """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out}: expected a new or an empty folder, got one with files in it")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror}") from error
+    try:
+        yield folder
+        umask = os.umask(0)
+        os.umask(umask)
+        folder.chmod(0o777 & ~umask)  # mkdtemp makes it private
+        os.replace(folder, out)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -60,9 +60,19 @@ def load_checkpoint(folder: Path | str, trunk_only: bool = False, dtype: DTypeLi
       UserError: if a file is missing, damaged or leads out of the folder, or if tensors are missing, unexpected,
         written twice or of another shape or type than config.json says; all of them are named together.
     """
-    folder = Path(folder)
     if np.dtype(dtype) not in (np.dtype(np.float32), np.dtype(jnp.bfloat16)):
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
+    manifest = read_manifest(folder, trunk_only)
+    return Checkpoint(manifest.config, read_params(manifest, dtype), manifest, Path(folder))
+
+
+def read_manifest(folder: Path | str, trunk_only: bool = False) -> Manifest:
+    """All of a checkpoint but the weights: config and headers, checked against each other.
+
+    Raises:
+      UserError: as `load_checkpoint`.
+    """
+    folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: expected a checkpoint folder, got {'a file' if folder.exists() else 'nothing'}")
     config = read_config(folder, trunk_only)
@@ -78,9 +88,25 @@ def load_checkpoint(folder: Path | str, trunk_only: bool = False, dtype: DTypeLi
     raise_faults(folder, faults)
     if alias:
         _check_alias(folder, found, f"{prefix}embed_tokens.weight")
-    params = _read(folder, files, expected, dtype)
-    manifest = Manifest(folder.absolute(), config, prefix, files, index, frozenset(carried))
-    return Checkpoint(config, params, manifest, folder)
+    return Manifest(folder.absolute(), config, prefix, files, index, frozenset(carried))
+
+
+def read_params(manifest: Manifest, dtype: DTypeLike = jnp.float32) -> dict:
+    """The weights of a checkpoint whose headers are read, as `load_checkpoint` gives them.
+
+    Raises:
+      UserError: if a file is gone, truncated or no longer the one whose header was read.
+    """
+    expected = slots(manifest.config, manifest.prefix)
+    leaves: dict[str, jax.Array] = {}
+    for file in manifest.files:
+        with Reader(safe_path(manifest.folder, file.name), file) as reader:
+            reader.check_header()
+            for name in file.entries:
+                if slot := expected.get(name):
+                    array = from_stored(reader.array(name), slot, parameter_dtype(slot.path, jnp.dtype(dtype)))
+                    leaves[slot.path] = jnp.asarray(array)
+    return unflatten(leaves)
 
 
 def read_config(folder: Path, trunk_only: bool = False) -> ModelConfig:
@@ -108,7 +134,10 @@ def _compare(
     if missing:
         hint = ""
         if all(map(HEAD.match, missing)):
-            hint = f" ({CONFIG} declares an MTP head; to load the trunk alone on purpose, use --trunk-only)"
+            hint = (
+                f" ({CONFIG} declares an MTP head; scripts/graft_head.py puts back a head that another tool has lost; "
+                "to load the trunk alone on purpose, use --trunk-only)"
+            )
         faults.append(f"missing: {list_some(missing)}{hint}")
     unexpected = sorted(found.keys() - expected.keys() - allowed)
     if unexpected:
@@ -146,17 +175,6 @@ def _check_alias(folder: Path, found: Mapping[str, tuple[TensorFile, Entry]], em
             f"{folder}: {CONFIG} says tie_word_embeddings, but {OUTPUT_MATRIX} in {file_a.name} is not equal to "
             f"{embedding} in {file_b.name}"
         )
-
-
-def _read(folder: Path, files: tuple[TensorFile, ...], expected: Mapping[str, Slot], dtype: DTypeLike) -> dict:
-    leaves: dict[str, jax.Array] = {}
-    for file in files:
-        with Reader(folder / file.name, file) as reader:
-            for name in file.entries:
-                if slot := expected.get(name):
-                    array = from_stored(reader.array(name), slot, parameter_dtype(slot.path, jnp.dtype(dtype)))
-                    leaves[slot.path] = jnp.asarray(array)
-    return unflatten(leaves)
 
 
 def from_stored(tensor: np.ndarray, slot: Slot, dtype: np.dtype) -> np.ndarray:

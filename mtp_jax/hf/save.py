@@ -6,12 +6,11 @@ text-only checkpoints are published in.
 """
 
 import math
-import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,11 +18,12 @@ import numpy as np
 
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
-from mtp_jax.files import write_json
+from mtp_jax.files import new_folder, write_json
 from mtp_jax.hf.config_json import config_to_json
+from mtp_jax.hf.head import add_head, check_no_head, head_slots, head_tensors, traits, write_head_file
 from mtp_jax.hf.load import from_stored
 from mtp_jax.hf.manifest import CONFIG, INDEX, Manifest, index_bytes, safe_path, side_files
-from mtp_jax.hf.rules import OUTPUT_MATRIX, TEXT_PREFIX, Slot, converted, flatten, slots
+from mtp_jax.hf.rules import HEAD, OUTPUT_MATRIX, TEXT_PREFIX, Slot, converted, flatten, slots
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile, make_header
 from mtp_jax.text.stop import end_ids
 from mtp_jax.text.tokenizer import Tokenizer
@@ -46,7 +46,8 @@ def save_checkpoint(
 
     Args:
       out: must not exist, or be an empty folder.
-      manifest: of the checkpoint that the model was loaded from. None: a model trained from nothing, written as
+      manifest: of the checkpoint that the model was loaded from. If that had no head and the model has, the head goes
+        into a file of its own, stored like the embedding. None: a model trained from nothing, written as
         `qwen3_5_text` with prefix `model.`, in bfloat16 with A_log and linear_attn.norm in float32.
       tokenizer_folder: where a model trained from nothing has its tokenizer, if any; its end ids go into
         config.json and generation_config.json. A loaded model keeps the side files it came with.
@@ -58,40 +59,22 @@ def save_checkpoint(
       ValueError: if `params` are not the parameters of `config`.
     """
     if manifest is not None:
-        _check_same_model(config, manifest.config)
+        _check_same_model(config, manifest)
     leaves = flatten(params)
     expected = slots(config, TEXT_PREFIX if manifest is None else manifest.prefix)
     _check_params(leaves, expected)
-    with _fresh_folder(Path(out).resolve()) as folder:
+    with new_folder(Path(out).resolve()) as folder:
         if manifest is None:
             _write_new(folder, config, leaves, expected, tokenizer_folder, max_shard_bytes)
         else:
             _write_again(folder, manifest, leaves, expected)
 
 
-@contextmanager
-def _fresh_folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its name at the end, or goes away if anything fails."""
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out}: expected a new or an empty folder, got one with files in it")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror}") from error
-    try:
-        yield folder
-        umask = os.umask(0)
-        os.umask(umask)
-        folder.chmod(0o777 & ~umask)  # mkdtemp makes it private
-        os.replace(folder, out)
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_same_model(config: ModelConfig, loaded: ModelConfig) -> None:
+def _check_same_model(config: ModelConfig, manifest: Manifest) -> None:
+    loaded = manifest.config
+    if config.num_mtp_layers and not loaded.num_mtp_layers:
+        check_no_head(manifest)
+        loaded = replace(loaded, num_mtp_layers=config.num_mtp_layers)
     changed = [
         f"{field.name} (was {getattr(loaded, field.name)}, got {getattr(config, field.name)})"
         for field in fields(ModelConfig)
@@ -128,18 +111,72 @@ def _write_again(folder: Path, manifest: Manifest, leaves: Mapping[str, Any], ex
                 if name in manifest.carried or slot is None:
                     target.writelines(reader.chunks(name))
                     continue
-                stored = reader.array(name)
-                parameter = np.asarray(leaves[slot.path])
-                same = from_stored(stored, slot, parameter.dtype)
-                # What was not trained keeps its bytes, even if loading rounded it.
-                if _same_bits(same, parameter):
-                    stored.tofile(target)
-                else:
-                    _rounded(name, parameter, slot, file.entries[name]).tofile(target)
+                _again(reader, name, slot, np.asarray(leaves[slot.path])).tofile(target)
     if manifest.index is not None:
         with _create(folder / INDEX) as target:
             target.write(manifest.index)
     _copy_side_files(manifest.folder, folder, list(side_files(manifest.folder)))
+    head = {name: (_trunk_type(manifest), slot.shape) for name, slot in expected.items() if HEAD.match(name)}
+    if head and not head_tensors(manifest):
+        add_head(folder, manifest, head, partial(_write_rounded, leaves, expected))
+
+
+def save_head(path: Path | str, config: ModelConfig, params: Mapping[str, Any], manifest: Manifest | None) -> None:
+    """Writes the head alone as a safetensors file: published names, stored types as `save_checkpoint` chooses them.
+
+    Its metadata says what shapes do not (rotary base and width, epsilon), which `graft_head` compares.
+
+    Args:
+      path: written beside and renamed; a file that is there is replaced.
+      manifest: as for `save_checkpoint`.
+
+    Raises:
+      UserError: if the model has no head, or the source has changed or is gone.
+    """
+    if not config.num_mtp_layers:
+        raise UserError("expected a model with an MTP head, got one without (mtp_num_hidden_layers is 0)")
+    if manifest is not None:
+        _check_same_model(config, manifest)
+    leaves = flatten(params)
+    expected = head_slots(config)
+    stored = {name: file for file in manifest.files for name in file.entries} if manifest else {}
+
+    def stored_type(name: str) -> str:
+        if manifest is None:
+            return "BF16"
+        return stored[name].entries[name].dtype if name in stored else _trunk_type(manifest)
+
+    def write(target: BinaryIO, name: str, entry: Entry) -> None:
+        if manifest is None or name not in stored:
+            return _write_rounded(leaves, expected, target, name, entry)
+        with Reader(safe_path(manifest.folder, stored[name].name), stored[name]) as reader:
+            reader.check_header()
+            _again(reader, name, expected[name], np.asarray(leaves[expected[name].path])).tofile(target)
+
+    tensors = {name: (stored_type(name), slot.shape) for name, slot in expected.items()}
+    write_head_file(Path(path), tensors, write, traits(config))
+
+
+def _trunk_type(manifest: Manifest) -> str:
+    """What a tensor that the files lack is stored as: like the embedding."""
+    name = f"{manifest.prefix}embed_tokens.weight"
+    return next(file.entries[name].dtype for file in manifest.files if name in file.entries)
+
+
+def _again(reader: Reader, name: str, slot: Slot, parameter: np.ndarray) -> np.ndarray:
+    """The tensor to write for a parameter that came from a file: the stored one if it was not trained, even if
+    loading rounded it."""
+    stored = reader.array(name)
+    if _same_bits(from_stored(stored, slot, parameter.dtype), parameter):
+        return stored
+    return _rounded(name, parameter, slot, reader.entry(name))
+
+
+def _write_rounded(
+    leaves: Mapping[str, Any], expected: Mapping[str, Slot], target: BinaryIO, name: str, entry: Entry
+) -> None:
+    slot = expected[name]
+    _rounded(name, np.asarray(leaves[slot.path]), slot, entry).tofile(target)
 
 
 def _write_new(
@@ -158,8 +195,7 @@ def _write_new(
         with _create(folder / name) as target:
             _write_header(target, TensorFile(name, header, entries))
             for tensor, entry in entries.items():
-                slot = expected[tensor]
-                _rounded(tensor, np.asarray(leaves[slot.path]), slot, entry).tofile(target)
+                _write_rounded(leaves, expected, target, tensor, entry)
                 weight_map[tensor] = name
                 total += entry.end - entry.begin
     if len(shards) > 1:

@@ -175,6 +175,10 @@ class Reader:
         if self._file.read(len(expected)) != expected:
             raise UserError(f"{self._path}: the file was changed after it was loaded")
 
+    def entry(self, name: str) -> Entry:
+        """Where the tensor is."""
+        return self._tensors.entries[name]
+
     def chunks(self, name: str) -> Iterator[bytes]:
         """The tensor's bytes, a bounded number at a time."""
         entry = self._tensors.entries[name]
@@ -186,6 +190,13 @@ class Reader:
                 raise UserError(f"{self._path}: truncated inside {name}")
             left -= len(chunk)
             yield chunk
+
+    def middle(self, name: str, num_bytes: int) -> bytes:
+        """At most so many bytes from the middle of the tensor."""
+        entry = self._tensors.entries[name]
+        size = min(num_bytes, entry.end - entry.begin)
+        self._file.seek(self._tensors.data_start + (entry.begin + entry.end - size) // 2)
+        return self._file.read(size)
 
     def array(self, name: str) -> np.ndarray:
         """The tensor in its stored type, which must be in `NUMPY_DTYPES`."""
@@ -199,8 +210,10 @@ class Reader:
         return values.reshape(entry.shape)
 
 
-def make_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, Entry]]:
-    """Header and places for tensors of given dtype and shape.
+def make_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, Entry]]:
+    """Header and places for tensors of given dtype and shape; `metadata` beside the published `format`.
 
     Wider types come first, then names in order, as the `safetensors` library does: each stays aligned.
     """
@@ -211,7 +224,7 @@ def make_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[byt
         end = begin + math.prod(shape) * _ITEM_BYTES[dtype]
         entries[name] = Entry(dtype, shape, begin, end)
         begin = end
-    values: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    values: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     for name, entry in entries.items():
         offsets = [entry.begin, entry.end]
         values[name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": offsets}
