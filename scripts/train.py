@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import _cli
 from _cli import run
 
-from configs import PRESETS
+from configs import FROM_A_CHECKPOINT, PRESETS
 from train.experiment import setting_lines
 
 EXAMPLES = """
 examples:
   python scripts/train.py --config tiny --workdir runs/tiny
   python scripts/train.py --config demo --workdir runs/notes --data ~/notes README.md --set steps=2000 seed=1
+  python scripts/train.py --config finetune --init models/demo --workdir runs/mine --data ~/notes
 
 The same command on a work directory that has checkpoints resumes there. Other values are then accepted for steps
 (upwards), log_every and checkpoint_every only.
@@ -31,6 +32,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--workdir", required=True, type=_cli.path, metavar="DIR", help="the run's folder; made if need be"
     )
     parser.add_argument(
+        "--init",
+        type=_cli.path,
+        metavar="DIR",
+        help="published checkpoint to start from: its config, weights, tokenizer",
+    )
+    parser.add_argument(
+        "--new-head",
+        action="store_true",
+        help="with --init: start a fresh MTP head for a checkpoint that has none, from its last full-attention layer",
+    )
+    parser.add_argument(
         "--data",
         nargs="+",
         action="extend",
@@ -45,7 +57,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     _cli.add_json_flag(parser)
     args = parser.parse_args(argv)
 
-    experiment = presets[args.config].override(args.set)
+    experiment = presets[args.config]
+    if args.init:
+        experiment = dataclasses.replace(experiment, init=str(args.init.absolute()), new_head=args.new_head)
+    elif args.new_head:
+        parser.error("--new-head goes with --init DIR")
+    experiment = experiment.override(args.set)
+    if args.config in FROM_A_CHECKPOINT and not experiment.init:
+        parser.error(f"--config {args.config} starts from a checkpoint: name it with --init DIR")
     if args.data:
         # Absolute, so that the run continues from any folder.
         experiment = dataclasses.replace(experiment, data=tuple(str(path.absolute()) for path in args.data))

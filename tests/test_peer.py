@@ -1,19 +1,25 @@
 """Side by side with `transformers`, which must be installed (extra `peer`): `make peer`."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from goldens.variants import NEW_TOKENS, VARIANTS, golden_path, prompt_ids
-from random_checkpoint import BF16, Variant, config_json, write_variant
+from published_base import BASE, SETTINGS, write_base
+from random_checkpoint import BF16, Variant, config_json, tensors, write, write_variant
 
 from infer.logits import all_logits
 from mtp_jax.errors import UserError
-from mtp_jax.hf import config_from_json, load_checkpoint, save_checkpoint
+from mtp_jax.hf import config_from_json, graft_head, load_checkpoint, save_checkpoint
 from mtp_jax.hf.rules import flatten, parameter_shapes, unflatten
 from mtp_jax.mtp import MTPModel
+from train.checkpoint import load_for_export
+from train.experiment import Experiment
+from train.loop import train
+from train.progress import Progress
 
 transformers = pytest.importorskip("transformers", reason="the peer is absent: pip install '.[peer]'")
 pytest.importorskip("torch", reason="torch is absent: pip install '.[peer]'")
@@ -113,3 +119,48 @@ def test_a_multimodal_model_of_the_peer_loads_here_and_comes_back(tmp_path, tied
     save_checkpoint(tmp_path / "out", checkpoint.config, checkpoint.params, checkpoint.manifest)
     for path in (tmp_path / "in").iterdir():
         assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes(), path.name
+
+
+def assert_same_outputs(folder, ids):
+    """Trunk and head, ours and the peer's, from the same files in float32."""
+    from goldens.peer import Peer
+
+    checkpoint = load_checkpoint(folder)
+    ours = all_logits(MTPModel(checkpoint.config), checkpoint.params, ids)
+    theirs = Peer(folder).outputs(ids)
+    assert {"main_logits", "hidden", "mtp_logits", "chained_logits"} <= theirs.keys() & ours.keys()
+    for name in theirs.keys() & ours.keys():
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=0, atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize("adapters", [False, True], ids=["weights", "adapters"])
+def test_what_was_fine_tuned_loads_in_the_peer(tmp_path, monkeypatch, adapters):
+    base = write_base(tmp_path / "base", monkeypatch, replace(BASE, prefix="model.", vision=False))
+    (tmp_path / "b.txt").write_text("held out")
+    (tmp_path / "a.txt").write_text("def double(x):\n    return x + x\n" * 9)
+    experiment = Experiment(data=(str(tmp_path / "a.txt"), str(tmp_path / "b.txt")), init=str(base))
+    experiment = experiment.override([*SETTINGS, "lora_rank=4"] if adapters else SETTINGS)
+    train(experiment, tmp_path / "run", Progress(quiet=True))
+    learnt = load_for_export(tmp_path / "run")
+    save_checkpoint(tmp_path / "out", learnt.config, learnt.params, learnt.manifest)
+    _, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    ids = prompt_ids(VARIANTS[0], "65")
+    assert_same_outputs(tmp_path / "out", ids)
+    before, after = (
+        all_logits(MTPModel(learnt.config), load_checkpoint(folder).params, ids)["main_logits"]
+        for folder in (base, tmp_path / "out")
+    )
+    assert np.abs(before - after).max() > 0.1
+
+
+@pytest.mark.parametrize("sharded", [True, False], ids=["sharded", "single"])
+def test_a_head_that_was_put_back_is_found_by_the_peer(tmp_path, sharded):
+    variant = Variant("x", 0)
+    write_variant(tmp_path / "base", variant)
+    trunk = {name: value for name, value in tensors(replace(variant, seed=1)).items() if not name.startswith("mtp.")}
+    names = list(trunk)
+    files = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    write(tmp_path / "trunk", trunk, config_json(variant), files if sharded else None, index=sharded)
+    graft_head(tmp_path / "trunk", tmp_path / "base", tmp_path / "out")
+    assert_same_outputs(tmp_path / "out", prompt_ids(VARIANTS[0], "65"))

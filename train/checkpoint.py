@@ -1,15 +1,17 @@
 """The work directory: settings, tokenizer, what the data was, Orbax checkpoints, and how a run finds its place again.
 
     config.json       the experiment's settings
-    tokenizer/        trained on the training documents before the first step
+    tokenizer/        the base's, or trained on the training documents before the first step
     data.json         what the run trains on: counts, held-out names, a fingerprint
-    checkpoints/N/    Orbax: parameters, optimiser, counters, after step N
+    base.json         the checkpoint that the run started from, if any: its folder, a fingerprint
+    checkpoints/N/    Orbax: what is trained of the parameters, optimiser, counters, after step N
     metrics.jsonl     one row a logged step
 
 Every file is written beside its final name and renamed, so that a run killed at any moment leaves none half-written;
 Orbax does the same with checkpoints.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -26,10 +28,13 @@ from jaxtyping import PyTree
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.files import read_json_object, write_bytes, write_json
+from mtp_jax.hf import Manifest
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import Tokenizer
 from train.experiment import Experiment
-from train.step import TrainState, initial_state
+from train.lora import merged
+from train.start import Start, read_start
+from train.step import TrainState, initial_state, trained
 
 
 class Counters(NamedTuple):
@@ -47,6 +52,7 @@ class Workdir:
         self.root = Path(root)
         self.config = self.root / "config.json"
         self.data = self.root / "data.json"
+        self.base = self.root / "base.json"
         self.tokenizer = self.root / "tokenizer"
         self.checkpoints = self.root / "checkpoints"
         self.metrics = self.root / "metrics.jsonl"
@@ -91,8 +97,22 @@ class Workdir:
         if self.data.is_file() and read_json_object(self.data).get("fingerprint") != fingerprint:
             raise UserError(f"--workdir {self.root}: the data has changed since the run began (see {self.data})")
 
-    def create(self, experiment: Experiment, tokenizer: Tokenizer, data: dict[str, Any]) -> None:
-        """Makes the folder; writes the settings if they changed, and the rest if it is not there.
+    def check_base(self, base: dict[str, Any] | None) -> None:
+        """Raises:
+        UserError: if the run started from another checkpoint, or base.json cannot be read.
+        """
+        if base and self.base.is_file():
+            before = read_json_object(self.base)
+            if before.get("fingerprint") != base["fingerprint"]:
+                raise UserError(
+                    f"--workdir {self.root}: {base['folder']} is not the checkpoint that the run started from, or has "
+                    f"changed since (see {self.base})"
+                )
+
+    def create(
+        self, experiment: Experiment, tokenizer: Tokenizer, data: dict[str, Any], base: dict[str, Any] | None = None
+    ) -> None:
+        """Makes the folder; writes settings and base if they changed, and the rest if it is not there.
 
         Raises:
           UserError: if the folder cannot be written.
@@ -105,6 +125,8 @@ class Workdir:
                 save_folder(self.tokenizer, tokenizer.save)
             if not self.data.is_file():
                 write_json(self.data, data)
+            if base and not (self.base.is_file() and read_json_object(self.base) == base):
+                write_json(self.base, base)
         except OSError as error:
             raise UserError(f"--workdir {self.root}: cannot be written: {error.strerror}") from error
 
@@ -225,7 +247,8 @@ class Checkpoints:
         except Exception as error:  # Orbax says that files are damaged or missing in many ways, some over several lines
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"{self._folder / str(step)}: the checkpoint is damaged, without it an earlier one is taken: {reason}"
+                f"{self._folder / str(step)}: the checkpoint is damaged, or of another shape than the run's settings "
+                f"say; without it an earlier one is taken: {reason}"
             ) from error
 
     def steps(self) -> list[int]:
@@ -253,14 +276,24 @@ def _on_device(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
-def load_for_export(workdir: Path | str, step: int | None = None) -> tuple[ModelConfig, PyTree, Path]:
-    """What a run has learnt: the model's config, its float32 parameters, the tokenizer's folder.
+class Trained(NamedTuple):
+    """What a run has learnt, ready for `save_checkpoint`."""
+
+    config: ModelConfig
+    params: PyTree  # of an ordinary model: adapters are merged
+    tokenizer: Path  # folder
+    manifest: Manifest | None  # of the checkpoint that the run started from
+
+
+def load_for_export(workdir: Path | str, step: int | None = None, base: Path | str | None = None) -> Trained:
+    """What a run has learnt, float32. What it did not train comes from the checkpoint it started from.
 
     Args:
       step: of the checkpoint; the latest by default.
+      base: where the checkpoint is that the run started from, if it has moved.
 
     Raises:
-      UserError: if the folder is not a run's, or it has no such checkpoint.
+      UserError: if the folder is not a run's, or it has no such checkpoint, or the run's base is gone or has changed.
     """
     folder = Workdir(workdir)
     experiment = folder.stored_experiment()
@@ -271,12 +304,33 @@ def load_for_export(workdir: Path | str, step: int | None = None) -> tuple[Model
     have = checkpoints.steps() if checkpoints else []
     if checkpoints is None or not have:
         raise UserError(f"--workdir {folder.root}: expected a checkpoint, the run has none yet")
-    if step is not None and step not in have:
-        raise UserError(f"--step {step}: there is no such checkpoint (there are {', '.join(map(str, have))})")
-    config = experiment.model_config()
-    model = MTPModel(config=config, dtype=jnp.dtype(jnp.float32))
-    like = jax.eval_shape(lambda: initial_state(model, experiment).params)
     try:
-        return config, checkpoints.restore_params(have[-1] if step is None else step, like), folder.tokenizer
+        if step is not None and step not in have:
+            raise UserError(f"--step {step}: there is no such checkpoint (there are {', '.join(map(str, have))})")
+        start = _start_again(folder, experiment, base)
+        # As a float32 run: what was not trained must come back to the bit.
+        experiment = dataclasses.replace(experiment, dtype="float32")
+        model = MTPModel(config=start.config, dtype=jnp.dtype(jnp.float32))
+        like = jax.eval_shape(lambda: trained(initial_state(model, experiment).params, experiment))
+        learnt = checkpoints.restore_params(have[-1] if step is None else step, like)
+        params = merged(start.completed(learnt, experiment), experiment)
+        return Trained(start.config, params, folder.tokenizer, start.base)
     finally:
         checkpoints.close()
+
+
+def _start_again(folder: Workdir, experiment: Experiment, base: Path | str | None) -> Start:
+    if not experiment.init:
+        if base is not None:
+            raise UserError(f"--base: the run in {folder.root} started from nothing")
+        return read_start(experiment)
+    if base is not None:
+        experiment = dataclasses.replace(experiment, init=str(Path(base).absolute()))
+    if not Path(experiment.init).is_dir():
+        raise UserError(
+            f"{experiment.init}: expected the checkpoint that the run in {folder.root} started from, there is none; "
+            "if it has moved, name it with --base DIR"
+        )
+    start = read_start(experiment)
+    folder.check_base(start.record())
+    return start

@@ -19,6 +19,21 @@ DECAY = 0.6  # from one depth's weight to the next, in depth_weights=decay
 # A work directory may be continued with other values of these; of `steps` only upwards.
 CHANGEABLE = ("steps", "log_every", "checkpoint_every")
 
+# A run that starts from a checkpoint takes these from its config.json.
+MODEL_SETTINGS = (
+    *("vocab_size", "width", "mlp_width", "num_layers", "full_attention_interval", "num_heads", "num_kv_heads"),
+    *("head_dim", "rotary_dim", "rope_theta", "delta_v_heads", "delta_k_heads", "delta_head_k_dim"),
+    *("delta_head_v_dim", "conv_width", "tie_embeddings"),
+)
+
+PROJECTIONS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj", "in_proj_qkv", "in_proj_z", "out_proj"),
+    *("gate_proj", "up_proj", "down_proj", "fc"),
+)
+
+
+_NOT_WITH_INIT = "no value beside init, whose config.json says it"
+
 
 def _setting(default: Any, meaning: str) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning})
@@ -43,6 +58,15 @@ class Experiment:
     checkpoint_every: int = _setting(500, "steps from one checkpoint to the next")
     keep_checkpoints: int = _setting(3, "latest checkpoints that are kept; 0 keeps all")
     eval_every: int = _setting(0, "steps from one evaluation on the held-out documents to the next; 0: only at the end")
+
+    # Where the model comes from.
+    init: str = _setting("", "folder of a published checkpoint to start from (--init); empty: a new model")
+    new_head: bool = _setting(False, "start a fresh head for a checkpoint that has none (--new-head)")
+    lora_rank: int = _setting(0, "train low-rank adapters of this rank and nothing else; 0: train the weights")
+    lora_alpha: float = _setting(16.0, "what an adapter gives counts alpha / rank times")
+    lora_targets: tuple[str, ...] = _setting(
+        PROJECTIONS, "projections with an adapter: by name, in trunk and head, or trunk.NAME and head.NAME"
+    )
 
     # The objective.
     mtp_weights: tuple[float, ...] = _setting((0.3, 0.1), "weights of the MTP loss, in turn")
@@ -150,12 +174,36 @@ class Experiment:
         self._require_one_of("gradient_mode", GRADIENT_MODES)
         self._require_one_of("remat", REMAT_NAMES)
         self._require_one_of("learning_rate_shape", LEARNING_RATE_SHAPES)
+        self._check_start()
         for name in ("width", "mlp_width", "num_layers", "full_attention_interval", "rope_theta"):
             self._require(name, getattr(self, name) > 0, "more than 0")
         try:
             self.model_config()
         except ValueError as error:
             raise UserError(f"model settings: {error}") from error
+
+    def _check_start(self) -> None:
+        self._require("lora_rank", self.lora_rank >= 0, "at least 0")
+        self._require("lora_alpha", self.lora_alpha > 0, "more than 0")
+        known = [part + name for name in PROJECTIONS for part in ("", "trunk.", "head.")]
+        known.remove("trunk.fc")
+        self._require(
+            "lora_targets",
+            bool(self.lora_targets) and set(self.lora_targets) <= set(known),
+            f"some of {', '.join(PROJECTIONS)}, each alone or behind trunk. or head. (fc is the head's)",
+        )
+        if not self.init:
+            self._require("new_head", not self.new_head, "a checkpoint to start from beside it (init)")
+            self._require("lora_rank", not self.lora_rank, "0 without a checkpoint to start from (init)")
+            return
+        if self.lora_rank and self.gradient_mode == "head_only":
+            trunk = [name for name in self.lora_targets if name.startswith("trunk.")]
+            self._require("lora_targets", not trunk, "nothing in the trunk, which gradient_mode=head_only leaves alone")
+        if self.new_head:
+            self._require("lora_rank", not self.lora_rank, "0 with new_head: a fresh head is trained whole")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in MODEL_SETTINGS:
+            self._require(name, getattr(self, name) == defaults[name], _NOT_WITH_INIT)
 
     def _require(self, name: str, holds: bool, expected: str) -> None:
         value = getattr(self, name)
@@ -187,7 +235,7 @@ class Experiment:
         return tuple(value / sum(values) for value in values)
 
     def model_config(self) -> ModelConfig:
-        """The model that this experiment trains."""
+        """The model that this experiment trains if it starts from nothing."""
         return ModelConfig(
             vocab_size=self.vocab_size,
             width=self.width,
@@ -225,7 +273,11 @@ class Experiment:
             if not equals:
                 raise UserError(f"--set {assignment}: expected key=value")
             changed[name] = _parse(name, text)
-        return dataclasses.replace(self, **changed)
+        result = dataclasses.replace(self, **changed)
+        for name in MODEL_SETTINGS:
+            if result.init and name in changed:  # also at its default value
+                result._require(name, False, _NOT_WITH_INIT)
+        return result
 
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON holds them."""
@@ -257,6 +309,8 @@ class Experiment:
         for field in dataclasses.fields(self):
             before, after = getattr(self, field.name), getattr(new, field.name)
             allowed = field.name in CHANGEABLE and (field.name != "steps" or after >= before)
+            # A base may have moved; whether it is the same one shows in what base.json says of it.
+            allowed |= field.name == "init" and bool(before and after)
             if before != after and not allowed:
                 lines.append(f"{field.name} is {_shown(before)} there and {_shown(after)} here")
         return lines

@@ -1,5 +1,6 @@
 """The training run, read from top to bottom: data, state, steps, metrics, checkpoints."""
 
+import dataclasses
 import math
 import signal
 import time
@@ -18,10 +19,22 @@ from train import data
 from train.checkpoint import Checkpoints, Counters, Workdir, latest_step
 from train.corpus import packed_rows, read_corpus, run_tokenizer
 from train.experiment import Experiment
+from train.lora import merged
 from train.objective import Losses, count_targets, mtp_figures
 from train.progress import Progress
 from train.schedules import mtp_weight
-from train.step import StepMetrics, TrainState, build_model, eval_step, initial_state, train_step, with_dtype
+from train.start import read_start
+from train.step import (
+    StepMetrics,
+    TrainState,
+    build_model,
+    eval_step,
+    initial_state,
+    stored,
+    train_step,
+    trained,
+    with_dtype,
+)
 
 
 def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[str, Any]:
@@ -37,32 +50,44 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
       KeyboardInterrupt: after Ctrl-C.
     """
     experiment = with_dtype(experiment)
+    if experiment.init:  # the run continues from any folder
+        experiment = dataclasses.replace(experiment, init=str(Path(experiment.init).absolute()))
     workdir = Workdir(root)
     workdir.check_continues(experiment)
     if latest_step(workdir) == experiment.steps:
         progress.say(f"{workdir.root}: already trained to step {experiment.steps}")
         return workdir.last_row()
 
-    # All that can be wrong with the data shows before anything is written.
+    # All that can be wrong with the base and the data shows before anything is written.
+    start = read_start(experiment)
+    base = start.record()
+    workdir.check_base(base)
+    for line in start.lines():
+        progress.say(line)
     corpus = read_corpus(experiment, progress, workdir.root)
     workdir.check_data(corpus.fingerprint)
-    tokenizer = run_tokenizer(experiment, workdir, corpus, progress)
+    tokenizer = start.tokenizer or run_tokenizer(experiment, workdir, corpus, progress)
     rows, held_out, record = packed_rows(experiment, corpus, tokenizer, progress)
-    workdir.create(experiment, tokenizer, record)
+    workdir.create(experiment, tokenizer, record, base)
 
-    model = build_model(experiment.model_config(), experiment)
+    model = build_model(start.config, experiment)
     checkpoints = Checkpoints(workdir, keep=experiment.keep_checkpoints)
     try:
         latest = checkpoints.latest()
         if latest is None:
-            state, counters = initial_state(model, experiment), Counters(0, 0, 0)
+            state, counters = initial_state(model, experiment, start.params(experiment)), Counters(0, 0, 0)
         else:
-            like = jax.eval_shape(lambda: initial_state(model, experiment))
+            like = stored(jax.eval_shape(lambda: initial_state(model, experiment)), experiment)
             state, counters = checkpoints.restore(latest, like)
+            state = state._replace(params=start.completed(state.params, experiment))
             progress.say(f"continuing from step {counters.step}")
         workdir.keep_rows_up_to(counters.step)
-        num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        progress.say(f"{num_parameters:,} parameters, {experiment.dtype}")
+        total, changing = (
+            sum(leaf.size for leaf in jax.tree.leaves(tree))
+            for tree in (state.params, trained(state.params, experiment))
+        )
+        part = f", {changing:,} of them trained" if changing < total else ""
+        progress.say(f"{total:,} parameters{part}, {experiment.dtype}")
         _run(experiment, model, state, counters, rows, held_out, workdir, checkpoints, progress)
     finally:
         checkpoints.close()
@@ -118,12 +143,12 @@ def _run(
                     recorder.settle(pending)
                 pending = None
                 with recorder.paused():
-                    checkpoints.save(state, counters)
+                    checkpoints.save(stored(state, experiment), counters)
                 saved_step = step
         if pending:
             recorder.settle(pending)
         if saved_step < counters.step:
-            checkpoints.save(state, counters)
+            checkpoints.save(stored(state, experiment), counters)
     if counters.step < experiment.steps:
         progress.say(f"stopped after step {counters.step}; the same command continues")
         if stop_requested() == signal.SIGINT:
@@ -136,6 +161,7 @@ def _is_due(step: int, every: int) -> bool:
 
 def evaluate(experiment: Experiment, model: MTPModel, state: TrainState, held_out: data.PackedRows) -> dict[str, float]:
     """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`."""
+    params = merged(state.params, experiment)
     batches = []
     for position in range(0, held_out.rows_per_epoch, experiment.batch_size):
         num_rows = min(experiment.batch_size, held_out.rows_per_epoch - position)
@@ -143,7 +169,7 @@ def evaluate(experiment: Experiment, model: MTPModel, state: TrainState, held_ou
         filler = [(0, experiment.batch_size - num_rows), (0, 0)]
         batches.append(data.Batch(*(np.pad(x, filler) for x in held_out.batch(position, num_rows))))
     counts = sum(np.asarray(count_targets(batch, experiment.depths)) for batch in batches)
-    parts = [jax.device_get(eval_step(model, experiment, state.params, batch, counts)) for batch in batches]
+    parts = [jax.device_get(eval_step(model, experiment, params, batch, counts)) for batch in batches]
     whole: Losses = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float64), *parts)
     figures = {"main_loss": float(whole.main_loss), "mtp_loss": float(whole.mtp_loss), **mtp_figures(whole)}
     return {f"eval_{name}": value for name, value in figures.items()}

@@ -12,6 +12,7 @@ from mtp_jax.config import ModelConfig
 from mtp_jax.mtp import MTPModel, init_params
 from train.data import Batch
 from train.experiment import Experiment
+from train.lora import ADAPTERS, adapting, with_adapters
 from train.objective import Losses, count_targets, losses
 from train.schedules import learning_rate_schedule
 
@@ -57,7 +58,9 @@ def optimizer(experiment: Experiment) -> optax.GradientTransformation:
 
 
 def trained(params: PyTree, experiment: Experiment) -> PyTree:
-    """The parameters that a run changes and keeps moments of: all, or those of the head alone."""
+    """The parameters that a run changes, and keeps moments and checkpoints of: adapters, or the head's, or all."""
+    if experiment.lora_rank:
+        return {ADAPTERS: params[ADAPTERS]}
     return {"mtp": params["mtp"]} if experiment.gradient_mode == "head_only" else params
 
 
@@ -73,11 +76,20 @@ def build_model(config: ModelConfig, experiment: Experiment) -> MTPModel:
     return MTPModel(config=config, dtype=jnp.dtype(experiment.dtype), remat=experiment.remat)
 
 
-def initial_state(model: MTPModel, experiment: Experiment) -> TrainState:
-    """Step 0: parameters from the experiment's seed, empty moments."""
-    params = init_params(model, jax.random.key(experiment.seed))
+def initial_state(model: MTPModel, experiment: Experiment, params: dict | None = None) -> TrainState:
+    """Step 0: empty moments, and adapters that change nothing yet if the experiment has any.
+
+    Args:
+      params: to start from; by default random ones, from the experiment's seed.
+    """
+    params = with_adapters(params or init_params(model, jax.random.key(experiment.seed)), experiment)
     zeros = [jnp.zeros((), jnp.int32) for _ in range(3)]  # one buffer each: a donated one must not come twice
     return TrainState(params, optimizer(experiment).init(trained(params, experiment)), *zeros)
+
+
+def stored(state: TrainState, experiment: Experiment) -> TrainState:
+    """What a checkpoint keeps of a state: not the weights that stay what the run began with."""
+    return state._replace(params=trained(state.params, experiment))
 
 
 @partial(jax.jit, static_argnames=("model", "experiment"), donate_argnames="state")
@@ -98,7 +110,8 @@ def train_step(
         updates, new_optimizer = optimizer(experiment).update(gradients, state.optimizer, old)
 
     def moved(path: tuple, parameter: Array, update: Array) -> Array:
-        rate = learning_rate * (experiment.head_learning_rate_scale if path[0].key == "mtp" else 1.0)
+        names = [entry.key for entry in path]  # mtp/.. or, of adapters, adapters/mtp/..
+        rate = learning_rate * (experiment.head_learning_rate_scale if "mtp" in names[:2] else 1.0)
         return parameter - (rate * update).astype(parameter.dtype)
 
     new = jax.tree_util.tree_map_with_path(moved, old, updates)
@@ -131,7 +144,9 @@ def loss_and_gradients(
     counts = count_targets(batch, experiment.depths)
 
     def part_loss(trained_params: PyTree, part: Batch) -> tuple[Float[Array, ""], Losses]:
-        return losses(model, {**params, **trained_params}, part, mtp_weight, experiment, counts)
+        every = {**params, **trained_params}
+        with adapting(every, experiment):
+            return losses(model, every, part, mtp_weight, experiment, counts)
 
     def part_result(part: Batch) -> tuple[Losses, PyTree]:
         (_, report), gradients = jax.value_and_grad(part_loss, has_aux=True)(trained(params, experiment), part)

@@ -4,7 +4,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import safetensors
 from random_checkpoint import Variant, config_json, tensors, write, write_variant
 
 from mtp_jax.hf import load_checkpoint
@@ -46,6 +48,8 @@ def test_a_declared_head_that_is_not_there_needs_trunk_only(call, tmp_path):
         (["--workdir", "x", "--trunk-only"], "--trunk-only goes with --checkpoint"),
         (["--workdir", "absent"], "absent"),
         (["--checkpoint", "absent"], "absent: expected a checkpoint folder"),
+        (["--checkpoint", "in", "--base", "x"], "--base goes with --workdir"),
+        (["--checkpoint", "in", "--head-only", "h.safetensors"], "not allowed with"),
     ],
 )
 def test_flags_that_make_no_sense(call, tmp_path, monkeypatch, flags, message):
@@ -64,6 +68,59 @@ def test_a_folder_with_files_is_never_written_into(call, tmp_path):
     assert status == 2
     assert "expected a new or an empty folder" in stderr
     assert contents(folder) == before
+
+
+def test_the_head_alone(call, tmp_path):
+    whole = Variant("x", 1)
+    folder = write_variant(tmp_path / "in", whole)
+    file = tmp_path / "head.safetensors"
+    status, stdout, _ = call("export_checkpoint", "--checkpoint", folder, "--head-only", file)
+    assert (status, stdout) == (0, "")
+    with safetensors.safe_open(file, "numpy") as head:
+        assert head.metadata() == {
+            "format": "pt",
+            "rotary_dim": "8",
+            "rope_theta": "10000000.0",
+            "rms_norm_eps": "1e-06",
+        }
+        expected = {name: value for name, value in tensors(whole).items() if name.startswith("mtp.")}
+        assert set(head.keys()) == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_array_equal(head.get_tensor(name), value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["in", "--head-only", "head.bin"], "--head-only: expected a new file named .safetensors, got head.bin"),
+        (["in", "--head-only", "in/model.safetensors"], "--head-only: expected a new file"),
+        (["in", "--head-only", "h.safetensors", "--trunk-only"], "--trunk-only leaves no head"),
+        (["in", "--head-only", "h.safetensors"], "expected a model with an MTP head"),
+        (["in"], "--out --head-only is required"),
+    ],
+)
+def test_a_head_alone_that_cannot_be_written(call, tmp_path, monkeypatch, flags, message):
+    monkeypatch.chdir(tmp_path)
+    before = contents(write_variant(tmp_path / "in", HEADLESS))
+    status, _, stderr = call("export_checkpoint", "--checkpoint", *flags)
+    assert status == 2
+    assert message in stderr
+    assert contents(tmp_path / "in") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.slow
+def test_the_shipped_model_comes_back_from_a_run_that_learns_nothing(call, tmp_path):
+    """Through both command lines, with every file that lies beside the weights."""
+    base = ROOT / "models" / "demo"
+    (tmp_path / "text.txt").write_text("def add(a, b):\n    return a + b\n" * 200)
+    flags = ["--config", "finetune", "--init", base, "--data", tmp_path / "text.txt", "--workdir", tmp_path / "run"]
+    settings = ["steps=1", "learning_rate=0", "sequence_length=32", "batch_size=1"]
+    command = [sys.executable, ROOT / "scripts" / "train.py", *flags, "--set", *settings]
+    subprocess.run(command, check=True, capture_output=True)
+    status, _, stderr = call("export_checkpoint", "--workdir", tmp_path / "run", "--out", tmp_path / "out")
+    assert status == 0, stderr
+    assert contents(tmp_path / "out") == contents(base)
 
 
 @pytest.mark.slow

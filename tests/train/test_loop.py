@@ -181,7 +181,8 @@ def test_a_run_that_diverges_stops_with_a_reason(small_experiment, tmp_path):
 
 
 def test_export_reads_any_checkpoint(small_experiment, finished, tmp_path):
-    config, params, tokenizer = load_for_export(finished, 2)
+    config, params, tokenizer, manifest = load_for_export(finished, 2)
+    assert manifest is None
     assert config == small_experiment.model_config()
     assert params["lm_head"]["kernel"].shape == (16, 320)
     assert Tokenizer.from_folder(tokenizer) is not None

@@ -56,6 +56,10 @@ def test_help_lists_every_setting():
         (["--config", "tiny", "--workdir", "w", "--set", "steps=3", "seed=x"], "seed: expected int, got 'x'"),
         (["--config", "tiny", "--workdir", "w", "--data", "absent"], "absent: expected a file or a folder"),
         (["--config", "tiny", "--workdir", "file/w"], "file/w: cannot be written"),
+        (["--config", "finetune", "--workdir", "w"], "--config finetune starts from a checkpoint: name it with --init"),
+        (["--config", "finetune", "--workdir", "w", "--new-head"], "--new-head goes with --init DIR"),
+        (["--config", "realign", "--workdir", "w", "--init", "absent"], "absent: expected a checkpoint folder"),
+        (["--config", "tiny", "--workdir", "w", "--init", "x"], "expected no value beside init, whose config.json"),
     ],
 )
 def test_mistakes_end_with_status_2_and_one_line(tmp_path, monkeypatch, arguments, message):

@@ -1,0 +1,259 @@
+"""Runs that start from a published checkpoint: what they begin with, on what they continue, what comes out."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from published_base import BASE, SETTINGS, SHARDS, STILL, files_of, stored, write_base
+from small_run import read_rows
+
+from mtp_jax.config import LayerType
+from mtp_jax.errors import UserError
+from mtp_jax.hf import load_checkpoint, save_checkpoint, save_head
+from mtp_jax.hf.rules import flatten
+from train.checkpoint import load_for_export
+from train.experiment import MODEL_SETTINGS, Experiment
+from train.loop import train
+from train.progress import Progress
+from train.start import fresh_head, last_full_attention, read_start
+
+pytestmark = pytest.mark.usefixtures("compilation_cache")
+QUIET = Progress(quiet=True)
+HEADLESS = replace(BASE, head=False)
+
+
+class Told(Progress):
+    """Keeps the log's lines."""
+
+    def __init__(self):
+        super().__init__(quiet=True)
+        self.lines = []
+
+    def say(self, text):
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def monkeypatch_module():
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, monkeypatch_module):
+    return write_base(tmp_path_factory.mktemp("bases") / "base", monkeypatch_module)
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory, monkeypatch_module):
+    return write_base(tmp_path_factory.mktemp("bases") / "headless", monkeypatch_module, HEADLESS)
+
+
+@pytest.fixture(scope="module")
+def experiment(text_folder, base):
+    return Experiment(data=(str(text_folder),), init=str(base)).override(SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def finished(experiment, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "finished"
+    train(experiment, workdir, QUIET)
+    return workdir
+
+
+def export(workdir, out, **options):
+    config, params, tokenizer, manifest = load_for_export(workdir, **options)
+    save_checkpoint(out, config, params, manifest, tokenizer)
+    return out
+
+
+def test_a_run_that_learns_nothing_gives_back_every_byte(experiment, base, tmp_path):
+    train(experiment.override(STILL), tmp_path / "run", QUIET)
+    assert files_of(export(tmp_path / "run", tmp_path / "out")) == files_of(base)
+
+
+def test_what_was_learnt_is_in_the_files_it_came_from(finished, base, tmp_path):
+    out = export(finished, tmp_path / "out")
+    before, after = stored(base), stored(out)
+    assert [(n, v[:2]) for n, v in after.items()] == [(n, v[:2]) for n, v in before.items()]
+    unchanged = {name for name in before if before[name][2] == after[name][2]}
+    assert unchanged == {name for name in before if "visual" in name}, "joint steps reach every tensor of the model"
+    same = {name for name, content in files_of(base).items() if files_of(out)[name] == content}
+    assert same == files_of(base).keys() - set(SHARDS)
+    learnt = flatten(load_for_export(finished).params)
+    for path, leaf in flatten(load_checkpoint(out).params).items():
+        kept = path.endswith(("A_log", "linear_attn/norm/scale"))
+        rounded = np.asarray(learnt[path]) if kept else np.asarray(learnt[path].astype("bfloat16"), np.float32)
+        np.testing.assert_array_equal(leaf, rounded, err_msg=path)
+
+
+def test_the_folder_says_what_the_base_was(finished, base):
+    record = json.loads((finished / "base.json").read_text())
+    assert record["folder"] == str(base.absolute())
+    assert len(record["fingerprint"]) == 64
+    assert json.loads((finished / "config.json").read_text())["init"] == str(base.absolute())
+
+
+def test_a_run_goes_on_where_its_base_has_moved_but_on_no_other(experiment, finished, base, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    moved = shutil.copytree(base, tmp_path / "moved")
+    more = replace(experiment, steps=3, init=str(moved))
+
+    shard = moved / SHARDS[0]
+    content = bytearray(shard.read_bytes())
+    for place in range(len(content) // 2, len(content), 2):  # the same header, values a little off
+        content[place] ^= 1
+    original = shard.read_bytes()
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=r"not the checkpoint that the run started from, or has changed"):
+        train(more, tmp_path / "run", QUIET)
+    shard.write_bytes(original)
+    config = (moved / "config.json").read_text()
+    (moved / "config.json").write_text(config + " ")
+    with pytest.raises(UserError, match=r"not the checkpoint that the run started from"):
+        train(more, tmp_path / "run", QUIET)
+    (moved / "config.json").write_text(config)
+
+    train(more, tmp_path / "run", QUIET)
+    assert read_rows(tmp_path / "run")[:2] == read_rows(finished)
+    assert json.loads((tmp_path / "run" / "base.json").read_text())["folder"] == str(moved)
+    with pytest.raises(UserError, match=r"init is .* there and  here"):
+        train(replace(more, init=""), tmp_path / "run", QUIET)
+
+
+def test_export_needs_the_base_and_says_so(finished, base, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    settings = json.loads((tmp_path / "run" / "config.json").read_text())
+    gone = str(tmp_path / "gone")
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings | {"init": gone}))
+    with pytest.raises(UserError, match=rf"{gone}: expected the checkpoint that the run.*--base DIR"):
+        load_for_export(tmp_path / "run")
+    manifest = load_for_export(tmp_path / "run", base=base).manifest
+    assert manifest is not None
+    assert manifest.folder == base
+    other = shutil.copytree(base, tmp_path / "other")
+    (other / "config.json").write_text((base / "config.json").read_text() + " ")
+    with pytest.raises(UserError, match="not the checkpoint that the run started from"):
+        load_for_export(tmp_path / "run", base=other)
+
+
+def test_the_head_alone_is_what_the_export_holds(finished, base, tmp_path):
+    out = export(finished, tmp_path / "out")
+    config, params, _, manifest = load_for_export(finished)
+    save_head(tmp_path / "head.safetensors", config, params, manifest)
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "head.safetensors").rename(tmp_path / "alone" / "head.safetensors")
+    head = stored(tmp_path / "alone")
+    assert head == {name: value for name, value in stored(out).items() if name.startswith("mtp.")}
+    assert len(head) == 15
+
+
+def test_a_fresh_head_starts_with_the_last_full_attention_layer(headless, text_folder, experiment, tmp_path):
+    fresh = replace(experiment, init=str(headless), new_head=True)
+    told = Told()
+    train(fresh.override(STILL), tmp_path / "run", told)
+    assert "head: there is none; a fresh one starts with the weights of the trunk's layer 3" in told.lines
+    out = export(tmp_path / "run", tmp_path / "out")
+    before, after = stored(headless), stored(out)
+    assert {name: after[name] for name in before} == before
+    head = {name: after[name] for name in after.keys() - before.keys()}
+    assert head.keys() == {name for name in stored(write_back(tmp_path, BASE)) if name.startswith("mtp.")}
+    for name, value in head.items():
+        if name.startswith("mtp.layers.0."):
+            assert value == before[name.replace("mtp.layers.0", "model.language_model.layers.3")], name
+    assert head["mtp.norm.weight"] == before["model.language_model.norm.weight"]
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == after.keys()
+    same = {name for name, content in files_of(headless).items() if files_of(out)[name] == content}
+    assert files_of(headless).keys() - same == {"model.safetensors.index.json"}
+    assert load_checkpoint(out).config.num_mtp_layers == 1
+
+
+def write_back(tmp_path, variant):
+    with pytest.MonkeyPatch.context() as patch:
+        return write_base(tmp_path / "again", patch, variant)
+
+
+def test_a_fresh_head_is_one_layer_more_on_the_hidden_state(headless):
+    trunk = load_checkpoint(headless, trunk_only=True)
+    params = fresh_head(trunk.params, trunk.config)
+    random = np.random.default_rng(0)
+    embedded, hidden = random.standard_normal((2, 7, trunk.config.width))
+    fused = np.concatenate([embedded, hidden], axis=1) @ np.asarray(params["fc"]["kernel"], np.float64)
+    np.testing.assert_array_equal(fused, hidden)
+    assert not any(np.any(params[name]["scale"]) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden"))
+    own, copied = trunk.params["trunk"]["layers_3"], params["layers_0"]
+    jax.tree.map(np.testing.assert_array_equal, own, copied)
+    buffers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((own, copied, trunk.params["trunk"]["norm"]))}
+    assert len(buffers) == len(jax.tree.leaves((own, copied, trunk.params["trunk"]["norm"])))
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
+def test_a_lost_head_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, declared):
+    folder = write_base(tmp_path / "base", monkeypatch, HEADLESS, declared=declared)
+    with pytest.raises(UserError, match=r"has no MTP head.*graft_head\.py.*--new-head"):
+        read_start(Experiment(init=str(folder)))
+    start = read_start(Experiment(init=str(folder), new_head=True))
+    assert start.config.num_mtp_layers == 1
+
+
+def test_a_head_that_is_there_is_not_thrown_away(base):
+    with pytest.raises(UserError, match=r"--new-head: .* has a head \(mtp\..*without the flag that one is trained"):
+        read_start(Experiment(init=str(base), new_head=True))
+
+
+def test_a_trunk_without_full_attention_has_nothing_to_start_a_head_from(base):
+    config = replace(load_checkpoint(base).config, layer_types=(LayerType.LINEAR,) * 4)
+    with pytest.raises(UserError, match="no such layer"):
+        last_full_attention(config)
+
+
+def test_a_base_without_a_tokenizer_that_fits_is_refused(tmp_path, monkeypatch, base):
+    folder = write_base(tmp_path / "base", monkeypatch, tokenizer=False)
+    with pytest.raises(UserError, match=r"expected a tokenizer\.json"):
+        read_start(Experiment(init=str(folder)))
+    content = json.loads((base / "tokenizer.json").read_text())
+    last, next_id = content["added_tokens"][-1], content["added_tokens"][-1]["id"] + 1
+    content["added_tokens"] += [last | {"id": n, "content": f"<|new {n}|>"} for n in range(next_id, 321)]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"tokenizer has 321 ids, more than config\.json's vocab_size 320"):
+        read_start(Experiment(init=str(folder)))
+
+
+@pytest.mark.parametrize("folder", ["absent", "file"])
+def test_a_base_that_is_no_folder_is_named(tmp_path, folder):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=rf"{folder}: expected a checkpoint folder"):
+        read_start(Experiment(init=str(tmp_path / folder)))
+
+
+@pytest.mark.parametrize("name", MODEL_SETTINGS)
+def test_the_models_shape_is_no_setting_beside_a_base(name):
+    default = getattr(Experiment(), name)
+    with pytest.raises(UserError, match=rf"setting {name}: expected no value beside init"):
+        Experiment(init="base").override([f"{name}={default}"])
+    other = (not default) if isinstance(default, bool) else default * 2
+    with pytest.raises(UserError, match=rf"setting {name}: expected no value beside init"):
+        replace(Experiment(init="base"), **{name: other})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["new_head=true"], "new_head: expected a checkpoint"),
+        (["lora_rank=4"], "lora_rank: expected 0 without"),
+        (["init=x", "lora_rank=-1"], "lora_rank: expected at least 0"),
+        (["init=x", "lora_alpha=0"], "lora_alpha: expected more than 0"),
+        (["init=x", "lora_targets="], "lora_targets: expected some of"),
+        (["init=x", "lora_targets=q_proj,lm_head"], "lora_targets: expected some of"),
+        (["init=x", "lora_targets=trunk.fc"], "fc is the head's"),
+        (["init=x", "lora_rank=4", "gradient_mode=head_only", "lora_targets=trunk.q_proj"], "nothing in the trunk"),
+        (["init=x", "new_head=true", "lora_rank=4"], "lora_rank: expected 0 with new_head"),
+    ],
+)
+def test_settings_of_a_start_that_make_no_sense(settings, message):
+    with pytest.raises(UserError, match=message):
+        Experiment().override(settings)
