@@ -101,7 +101,7 @@ def test_adapting_computes_what_merged_weights_compute(checkpoint, experiment, g
 
 
 def test_a_step_changes_adapters_and_keeps_moments_of_nothing_else(checkpoint, experiment):
-    experiment = replace(experiment, remat="block")
+    experiment = replace(experiment, remat="block", accumulate_steps=2)
     model = build_model(checkpoint.config, experiment)
     state = initial_state(model, experiment, jax.tree.map(jnp.array, checkpoint.params))
     start = jax.device_get(state)
