@@ -6,6 +6,7 @@ not.
 """
 
 import argparse
+import dataclasses
 import importlib.util
 import io
 import json
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
 
     from infer.sampling import Sampling
+    from train.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != ROOT / "scripts"]
@@ -242,6 +244,37 @@ def existing_checkpoint(folder: Path) -> Path:
     if folder == DEMO_CHECKPOINT:
         raise UserError(f"the shipped model is not at {folder}; name a checkpoint folder with --checkpoint DIR")
     raise UserError(f"--checkpoint: expected a folder with a config.json, got {folder}, which is not a folder")
+
+
+def add_data_flags(parser: argparse.ArgumentParser, settings: str) -> None:
+    """`--data PATH...`, `--set KEY=VALUE...` and `--skip-bad`. Hand the arguments to `chosen_experiment`.
+
+    Args:
+      settings: the help of `--set`.
+    """
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        action="extend",
+        default=[],
+        type=path,
+        metavar="PATH",
+        help="files, folders and patterns to train on: text (every UTF-8 file), JSONL, parquet; text and JSONL also as "
+        ".gz; by default the standard library's sources",
+    )
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=settings)
+    parser.add_argument(
+        "--skip-bad", action="store_true", help="count rows that cannot be used and leave them out: --set skip_bad=true"
+    )
+
+
+def chosen_experiment(preset: "Experiment", args: argparse.Namespace) -> "Experiment":
+    """The preset with what `add_data_flags` has read."""
+    settings = [*args.set, *(["skip_bad=true"] if args.skip_bad else [])]
+    if not args.data:
+        return preset.override(settings)
+    # Absolute, so that a run continues from any folder. First, since settings may go with the paths.
+    return dataclasses.replace(preset, data=tuple(str(path.absolute()) for path in args.data)).override(settings)
 
 
 def add_dtype_flag(parser: argparse._ActionsContainer) -> None:

@@ -27,7 +27,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         action="extend",
         type=_cli.path,
         metavar="PATH",
-        help="text files and folders to count (every UTF-8 file in them)",
+        help="files, folders and patterns to count, of the kinds that train.py reads",
     )
     source.add_argument("--config", choices=list(PRESETS), help="count what this training config trains on")
     parser.add_argument(
@@ -46,17 +46,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     from infer.draft_vocabulary import FILE_NAME, most_frequent, write_ids
     from mtp_jax.text import Tokenizer
     from train.corpus import read_corpus
-    from train.data import read_documents
+    from train.experiment import Experiment
     from train.progress import Progress
 
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer is None:
         raise UserError(f"{folder}: expected a tokenizer.json, there is none; without it text has no ids to count")
     if args.config is not None:
-        documents, name = read_corpus(PRESETS[args.config](), Progress()).training, f"config {args.config}"
+        experiment, name = PRESETS[args.config](), f"config {args.config}"
     else:
-        documents, name = read_documents(args.data)[0], ", ".join(map(str, args.data))
-    ids, num_tokens = most_frequent((document.text for document in documents), tokenizer)
+        experiment, name = Experiment(data=tuple(map(str, args.data))), ", ".join(map(str, args.data))
+    documents = read_corpus(experiment, Progress()).documents(held_out=False)
+    ids, num_tokens = most_frequent((document.as_text(tokenizer) for document in documents), tokenizer)
     out = args.out if args.out is not None else folder / FILE_NAME
     comment = f"{len(ids)} ids, most frequent first, counted in {num_tokens} tokens: {name}"
     try:

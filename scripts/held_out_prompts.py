@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.held_out import cut_prompts
     from train.progress import Progress
 
-    documents = read_corpus(PRESETS[args.config](), Progress()).held_out
+    documents = read_corpus(PRESETS[args.config](), Progress()).documents(held_out=True)
     rows = cut_prompts(documents, args.count, args.lines)
     if not rows:
         raise UserError(f"--lines {args.lines}: config {args.config} holds out no document with that many lines")

@@ -15,6 +15,7 @@ examples:
   python scripts/train.py --config tiny --workdir runs/tiny
   python scripts/train.py --config demo --workdir runs/notes --data ~/notes README.md --set steps=2000 seed=1
   python scripts/train.py --config finetune --init models/demo --workdir runs/mine --data ~/notes
+  python scripts/train.py --config demo --workdir runs/chat --data 'chats/*.jsonl.gz' prose/ --set data_weights=3,1
 
 The same command on a work directory that has checkpoints resumes there. Other values are then accepted for steps
 (upwards), log_every and checkpoint_every only.
@@ -42,18 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         action="store_true",
         help="with --init: start a fresh MTP head for a checkpoint that has none, from its last full-attention layer",
     )
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        action="extend",
-        default=[],
-        type=_cli.path,
-        metavar="PATH",
-        help="text files and folders to train on (every UTF-8 file in them); by default the standard library's sources",
-    )
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="change settings, listed below"
-    )
+    _cli.add_data_flags(parser, "change settings, listed below")
     _cli.add_json_flag(parser)
     args = parser.parse_args(argv)
 
@@ -62,12 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         experiment = dataclasses.replace(experiment, init=str(args.init.absolute()), new_head=args.new_head)
     elif args.new_head:
         parser.error("--new-head goes with --init DIR")
-    experiment = experiment.override(args.set)
+    experiment = _cli.chosen_experiment(experiment, args)
     if args.config in FROM_A_CHECKPOINT and not experiment.init:
         parser.error(f"--config {args.config} starts from a checkpoint: name it with --init DIR")
-    if args.data:
-        # Absolute, so that the run continues from any folder.
-        experiment = dataclasses.replace(experiment, data=tuple(str(path.absolute()) for path in args.data))
 
     from train.loop import train  # here and not above: `--help` and mistakes in flags should not wait for JAX
     from train.progress import Progress

@@ -1,9 +1,12 @@
 """Strict numerics for every test: nothing is promoted, in rank or dtype, without being asked to."""
 
+import atexit
 import importlib.util
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,9 +17,13 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 # Nor do they fill the user's cache folder with such programs.
 os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
 
+# Tokens made by tests stay out of the user's cache. Scripts started by tests inherit this too.
+os.environ["MTP_JAX_CACHE"] = tempfile.mkdtemp(prefix="mtp_jax_tests_")
+
 import jax
 import pytest
 
+atexit.register(shutil.rmtree, os.environ["MTP_JAX_CACHE"], ignore_errors=True)
 # A job in the background is started deaf to Ctrl-C, and so would be all that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

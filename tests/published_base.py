@@ -10,7 +10,7 @@ VOCAB = 320
 BASE = Variant("base", 7, tied=False, dtype=BF16, prefix="model.language_model.", vision=True)
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 SETTINGS = ("steps=2", "batch_size=2", "sequence_length=32", "log_every=1", "checkpoint_every=1", "keep_checkpoints=0")
-SETTINGS += ("warmup_steps=0", "held_out=b.txt", "learning_rate=1e-2", "cross_entropy_chunk=64")
+SETTINGS += ("warmup_steps=0", "held_out=b.txt", "learning_rate=3e-2", "cross_entropy_chunk=64")
 STILL = ("learning_rate=0", "steps=1")
 
 

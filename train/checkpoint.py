@@ -42,7 +42,7 @@ class Counters(NamedTuple):
 
     step: int
     tokens: int  # non-padding input tokens of all steps so far
-    position: int  # rows of the data consumed
+    position: dict[str, Any]  # of the data, as `Batches.state` gives it
 
 
 class Workdir:

@@ -112,7 +112,17 @@ class Experiment:
     stdlib_files: tuple[str, ...] = _setting(
         ("*",), "patterns of the standard library's files that are used; !pattern leaves files out"
     )
+    data_weights: tuple[float, ...] = _setting(
+        (), "rows taken from each path of data, relative to the others; none: all documents are one heap"
+    )
     held_out: tuple[str, ...] = _setting((), "patterns of files kept for evaluation, relative to their data path")
+    held_out_every: int = _setting(
+        0, "every how many rows of a JSONL or parquet file one is kept for evaluation; 0: none"
+    )
+    skip_bad: bool = _setting(False, "rows that cannot be used are counted and left out; else the first is an error")
+    long_conversations: str = _setting(
+        "split", "conversations and completions longer than a row: split (between turns where possible) or drop"
+    )
 
     # The model.
     vocab_size: int = _setting(2048, "tokens of the BPE that is trained first, and rows of the embedding")
@@ -147,6 +157,14 @@ class Experiment:
         self._require("max_skipped_steps", self.max_skipped_steps >= 1, "at least 1")
         self._require("seed", 0 <= self.seed < 2**32, "between 0 and 2**32 - 1")
         self._require_one_of("dtype", ("float32", "bfloat16", "auto"))
+        weights = self.data_weights
+        self._require(
+            "data_weights",
+            not weights or (len(weights) == len(self.data) and all(0 < weight < math.inf for weight in weights)),
+            f"none, or {len(self.data)} finite numbers above 0, one for each path of --data",
+        )
+        self._require("held_out_every", self.held_out_every >= 0 and self.held_out_every != 1, "0, or at least 2")
+        self._require("long_conversations", self.long_conversations in ("split", "drop"), "split or drop")
         for name in ("beta1", "beta2"):
             self._require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         self._require("final_learning_rate", 0 <= self.final_learning_rate <= 1, "between 0 and 1")

@@ -1,26 +1,36 @@
-"""Prompts cut from held-out documents, to measure acceptance on text the model was not trained on."""
+"""Prompts from held-out documents, to measure acceptance on text the model was not trained on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
-from train.data import Document
+from train.records import Completion, Conversation, Document, Text
 
 
-def cut_prompts(documents: Sequence[Document], count: int, num_lines: int) -> list[dict[str, str]]:
-    """`count` pieces of `num_lines` whole lines, evenly spaced over all documents laid end to end.
+def cut_prompts(documents: Iterable[Document], count: int, num_lines: int) -> list[dict[str, Any]]:
+    """`count` prompts, evenly spaced over all that the documents offer, in order.
 
-    A piece stays within its document; documents with fewer lines than a piece are passed over.
+    A text offers every piece of `num_lines` whole lines, a conversation what comes before each turn of the assistant,
+    a completion its prompt. Texts with fewer lines than a piece are passed over.
 
     Returns:
-      rows `{"prompt", "source"}`, the source being the document's name and first line, counted from 1.
+      rows `{"prompt", "source"}` or `{"messages", "source"}`; the source is the document's name and, for a text, the
+      piece's first line, counted from 1.
     """
-    starts = [
-        (document.name, lines, start)
-        for document in documents
-        for lines in [document.text.splitlines(keepends=True)]
-        for start in range(len(lines) - num_lines + 1)
-    ]
-    chosen = [starts[i * len(starts) // count] for i in range(count)] if starts else []
-    return [
-        {"prompt": "".join(lines[start : start + num_lines]), "source": f"{name}:{start + 1}"}
-        for name, lines, start in chosen
-    ]
+    offers: list[Callable[[], dict[str, Any]]] = []
+    for document in documents:
+        match document.content:
+            case Text(text):
+                lines = text.splitlines(keepends=True)
+                starts = range(len(lines) - num_lines + 1)
+                offers += [partial(_piece, document.name, lines, start, num_lines) for start in starts]
+            case Completion(prompt) if prompt:
+                offers.append(partial(dict, prompt=prompt, source=document.name))
+            case Conversation(messages, None):
+                turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+                offers += [partial(dict, messages=messages[:turn], source=document.name) for turn in turns]
+    return [offers[i * len(offers) // count]() for i in range(count)] if offers else []
+
+
+def _piece(name: str, lines: list[str], start: int, num_lines: int) -> dict[str, str]:
+    return {"prompt": "".join(lines[start : start + num_lines]), "source": f"{name}:{start + 1}"}

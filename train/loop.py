@@ -4,7 +4,7 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,12 +15,14 @@ import numpy as np
 
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
-from train import data
+from train.batch import empty_batch
 from train.checkpoint import Checkpoints, Counters, Workdir, latest_step
 from train.corpus import packed_rows, read_corpus, run_tokenizer
 from train.experiment import Experiment
 from train.lora import merged
 from train.objective import Losses, count_targets, mtp_figures
+from train.packing import PackedRows
+from train.pipeline import Batches
 from train.progress import Progress
 from train.schedules import mtp_weight
 from train.start import read_start
@@ -65,21 +67,31 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     for line in start.lines():
         progress.say(line)
     corpus = read_corpus(experiment, progress, workdir.root)
-    workdir.check_data(corpus.fingerprint)
     tokenizer = start.tokenizer or run_tokenizer(experiment, workdir, corpus, progress)
-    rows, held_out, record = packed_rows(experiment, corpus, tokenizer, progress)
-    workdir.create(experiment, tokenizer, record, base)
+    rows = packed_rows(experiment, corpus, tokenizer, progress)
+    workdir.check_data(rows.record["fingerprint"])
+    workdir.create(experiment, tokenizer, rows.record, base)
 
     model = build_model(start.config, experiment)
+    batches = Batches(
+        rows.training,
+        experiment.batch_size,
+        experiment.seed,
+        weights=experiment.data_weights,
+        process_index=jax.process_index(),
+        process_count=jax.process_count(),
+    )
     checkpoints = Checkpoints(workdir, keep=experiment.keep_checkpoints)
     try:
         latest = checkpoints.latest()
         if latest is None:
-            state, counters = initial_state(model, experiment, start.params(experiment)), Counters(0, 0, 0)
+            state = initial_state(model, experiment, start.params(experiment))
+            counters = Counters(0, 0, batches.state())
         else:
             like = stored(jax.eval_shape(lambda: initial_state(model, experiment)), experiment)
             state, counters = checkpoints.restore(latest, like)
             state = state._replace(params=start.completed(state.params, experiment))
+            batches.restore(counters.position)
             progress.say(f"continuing from step {counters.step}")
         workdir.keep_rows_up_to(counters.step)
         total, changing = (
@@ -88,8 +100,9 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
         )
         part = f", {changing:,} of them trained" if changing < total else ""
         progress.say(f"{total:,} parameters{part}, {experiment.dtype}")
-        _run(experiment, model, state, counters, rows, held_out, workdir, checkpoints, progress)
+        _run(experiment, model, state, counters, batches, rows.held_out, workdir, checkpoints, progress)
     finally:
+        batches.close()
         checkpoints.close()
     return workdir.last_row()
 
@@ -108,14 +121,14 @@ def _run(
     model: MTPModel,
     state: TrainState,
     counters: Counters,
-    rows: data.PackedRows,
-    held_out: data.PackedRows | None,
+    batches: Batches,
+    held_out: Sequence[PackedRows],
     workdir: Workdir,
     checkpoints: Checkpoints,
     progress: Progress,
 ) -> None:
     """Steps from `counters` to the end. A step's metrics are fetched while the next step runs."""
-    example = rows.batch(counters.position, experiment.batch_size)
+    example = empty_batch(experiment.batch_size, experiment.sequence_length)
     # Ahead of time, so that no step's time has the compiler's in it.
     with progress.task("compiling"):
         compiled_step = train_step.lower(model, experiment, state, example, np.float32(0.0)).compile()
@@ -125,13 +138,13 @@ def _run(
         pending: _Pending | None = None
         saved_step = counters.step
         while counters.step < experiment.steps and not stop_requested():
-            batch = rows.batch(counters.position, experiment.batch_size)
+            batch = next(batches)
             weight = mtp_weight(experiment, counters.tokens)
             state, metrics = compiled_step(state, batch, np.float32(weight))
             if pending:
                 recorder.settle(pending)
             step, num_tokens = counters.step + 1, batch.num_tokens
-            counters = Counters(step, counters.tokens + num_tokens, counters.position + experiment.batch_size)
+            counters = Counters(step, counters.tokens + num_tokens, batches.state())
             pending = _Pending(counters, num_tokens, weight, metrics)
 
             if held_out and (step == experiment.steps or _is_due(step, experiment.eval_every)):
@@ -159,15 +172,12 @@ def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def evaluate(experiment: Experiment, model: MTPModel, state: TrainState, held_out: data.PackedRows) -> dict[str, float]:
+def evaluate(
+    experiment: Experiment, model: MTPModel, state: TrainState, held_out: Sequence[PackedRows]
+) -> dict[str, float]:
     """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`."""
     params = merged(state.params, experiment)
-    batches = []
-    for position in range(0, held_out.rows_per_epoch, experiment.batch_size):
-        num_rows = min(experiment.batch_size, held_out.rows_per_epoch - position)
-        # The last batch is filled up with padding, which has no targets, to keep one compiled shape.
-        filler = [(0, experiment.batch_size - num_rows), (0, 0)]
-        batches.append(data.Batch(*(np.pad(x, filler) for x in held_out.batch(position, num_rows))))
+    batches = [batch for rows in held_out for batch in rows.batches(experiment.batch_size)]
     counts = sum(np.asarray(count_targets(batch, experiment.depths)) for batch in batches)
     parts = [jax.device_get(eval_step(model, experiment, params, batch, counts)) for batch in batches]
     whole: Losses = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float64), *parts)

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from mtp_jax.mtp import MTPModel
-from train.data import Batch
+from train.batch import Batch
 from train.experiment import Experiment
 from train.objective import count_targets, losses
 from train.step import initial_state, train_step, trained

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mtp_jax.documents import documents
 from mtp_jax.mtp import MTPModel
-from train.data import PADDING, Batch
+from train.batch import PADDING, Batch
 from train.experiment import Experiment
 from train.vocabulary_losses import vocabulary_losses
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from mtp_jax.config import ModelConfig
 from mtp_jax.mtp import MTPModel, init_params
-from train.data import Batch
+from train.batch import Batch
 from train.experiment import Experiment
 from train.lora import ADAPTERS, adapting, with_adapters
 from train.objective import Losses, count_targets, losses

@@ -1,5 +1,7 @@
 """Text to ids and back, around a published tokenizer.json."""
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from mtp_jax.files import read_json_object, read_text, write_json, write_text
 from mtp_jax.text.chat_template import ChatTemplate, load_chat_templates
 
 DOCUMENT_END = "<|endoftext|>"
+_TEMPLATE_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")  # that templates may name
 
 
 class Tokenizer:
@@ -94,6 +97,20 @@ class Tokenizer:
             raise UserError(f"expected text that has a UTF-8 form, got: {error}") from error
         return [encoding.ids for encoding in encodings]
 
+    def encode_with_offsets(self, texts: Iterable[str]) -> list[tuple[list[int], list[tuple[int, int]]]]:
+        """Ids of each text, and for each id the characters it covers: the first, and the one past the last.
+
+        Tokens that share a character each cover it.
+
+        Raises:
+          UserError: if a text has no UTF-8 form (a lone surrogate).
+        """
+        try:
+            encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
+        except (TypeError, UnicodeEncodeError) as error:
+            raise UserError(f"expected text that has a UTF-8 form, got: {error}") from error
+        return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of some ids, special tokens included.
 
@@ -108,6 +125,14 @@ class Tokenizer:
     def has_token(self, token_id: int) -> bool:
         """Whether some token has this id; ids may have holes."""
         return self._backend.id_to_token(token_id) is not None
+
+    def fingerprint(self) -> str:
+        """SHA-256 over all that decides which ids a text or a conversation becomes."""
+        special = {name: _content(self.config.get(name)) for name in _TEMPLATE_TOKENS}
+        templates = {name: template.source for name, template in sorted(self.chat_templates.items())}
+        digest = hashlib.sha256(self._backend.to_str().encode())
+        digest.update(json.dumps([special, templates]).encode())
+        return digest.hexdigest()
 
     @property
     def added_ids(self) -> frozenset[int]:
@@ -177,9 +202,7 @@ class Tokenizer:
             have = ", ".join(sorted(self.chat_templates)) or "none"
             raise UserError(f"the tokenizer has no chat template named {template} (it has: {have})")
         special = {
-            name: content
-            for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-            if (content := _content(self.config.get(name))) is not None
+            name: content for name in _TEMPLATE_TOKENS if (content := _content(self.config.get(name))) is not None
         }
         values = {**special, "add_generation_prompt": add_generation_prompt, **variables}
         return self.chat_templates[template].render(messages, **values)

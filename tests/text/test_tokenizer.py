@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mtp_jax.errors import UserError
-from mtp_jax.text import SPECIAL_TOKENS, Tokenizer, end_ids, train_bpe
+from mtp_jax.text import SPECIAL_TOKENS, ChatTemplate, Tokenizer, end_ids, train_bpe
 
 TEXTS = [
     "def add(left, right):\n    return left + right\n" * 9,
@@ -114,3 +114,28 @@ def test_eos_token_may_be_a_description(tokenizer, tmp_path):
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "eos_token": {"content": "<|im_end|>", "lstrip": False}}))
     assert Tokenizer.from_folder(tmp_path).eos_id == tokenizer.token_id("<|im_end|>")
+
+
+def test_offsets_are_the_characters_that_each_id_covers():
+    tokenizer = train_bpe(["hello hello"], 320)
+    text = "hello <|im_end|>e\u0301\u6c5f"
+    ((ids, offsets),) = tokenizer.encode_with_offsets([text])
+    assert ids == tokenizer.encode(text)
+    assert offsets[:3] == [(0, 5), (5, 6), (6, 16)]
+    # Two bytes of a letter that is composed first (its offset is that of its base), three of another.
+    assert offsets[3:] == [(16, 17)] * 2 + [(18, 19)] * 3
+    with pytest.raises(UserError, match="UTF-8"):
+        tokenizer.encode_with_offsets(["\ud800"])
+
+
+def test_the_fingerprint_follows_all_that_decides_ids(tmp_path):
+    tokenizer = train_bpe(["abab"], 290)
+    tokenizer.save(tmp_path)
+    assert Tokenizer.from_folder(tmp_path).fingerprint() == tokenizer.fingerprint()
+    others = [train_bpe(["acac"], 290), *(train_bpe(["abab"], 290) for _ in range(3))]
+    others[1].config["bos_token"] = "<s>"
+    others[2].chat_templates["default"] = ChatTemplate("x", "x")
+    others[3].config["clean_up_tokenization_spaces"] = True
+    prints = [other.fingerprint() for other in others]
+    assert len({tokenizer.fingerprint(), *prints[:3]}) == 4
+    assert prints[3] == tokenizer.fingerprint()

@@ -14,8 +14,8 @@ from small_run import read_rows
 from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint, save_checkpoint
 from mtp_jax.hf.rules import flatten, unflatten
+from train.batch import Batch
 from train.checkpoint import load_for_export
-from train.data import Batch
 from train.experiment import PROJECTIONS, Experiment
 from train.loop import train
 from train.lora import ADAPTERS, adapted_paths, adapting, merged, with_adapters

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import PRESETS
-from train.data import Batch
+from train.batch import Batch
 from train.experiment import REMAT_NAMES, Experiment
 from train.memory import kept_bytes, step_memory
 from train.step import build_model, initial_state, train_step

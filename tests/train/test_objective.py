@@ -10,7 +10,7 @@ import pytest
 
 from configs import PRESETS
 from mtp_jax.mtp import MTPModel, init_params
-from train.data import Batch
+from train.batch import Batch
 from train.experiment import GRADIENT_MODES, HEAD_LOSSES
 from train.objective import count_targets, losses, mtp_figures, targets
 

@@ -11,7 +11,7 @@ import pytest
 
 from configs import PRESETS
 from mtp_jax.mtp import MTPModel
-from train.data import Batch
+from train.batch import Batch
 from train.objective import count_targets
 from train.step import eval_step, initial_state, loss_and_gradients, optimizer, train_step
 
