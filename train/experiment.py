@@ -58,6 +58,11 @@ class Experiment:
     checkpoint_every: int = _setting(500, "steps from one checkpoint to the next")
     keep_checkpoints: int = _setting(3, "latest checkpoints that are kept; 0 keeps all")
     eval_every: int = _setting(0, "steps from one evaluation on the held-out documents to the next; 0: only at the end")
+    acceptance_every: int = _setting(
+        0, "steps from one decoding of held-out prompts, with the head's drafts, to the next, and at the end; 0: never"
+    )
+    acceptance_prompts: int = _setting(8, "held-out prompts that are decoded")
+    acceptance_new_tokens: int = _setting(64, "tokens that each of them is continued by")
 
     # Where the model comes from.
     init: str = _setting("", "folder of a published checkpoint to start from (--init); empty: a new model")
@@ -143,9 +148,11 @@ class Experiment:
     tie_embeddings: bool = _setting(True, "the embedding is the output matrix")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "log_every", "checkpoint_every", "cross_entropy_chunk", "clip_norm"):
+        above_0 = ("steps", "batch_size", "log_every", "checkpoint_every", "cross_entropy_chunk", "clip_norm")
+        for name in (*above_0, "acceptance_prompts", "acceptance_new_tokens"):
             self._require(name, getattr(self, name) > 0, "more than 0")
-        for name in ("keep_checkpoints", "eval_every", "warmup_steps", "learning_rate", "weight_decay"):
+        from_0 = ("keep_checkpoints", "eval_every", "acceptance_every", "warmup_steps", "learning_rate", "weight_decay")
+        for name in from_0:
             self._require(name, getattr(self, name) >= 0, "at least 0")
         self._require("head_learning_rate_scale", self.head_learning_rate_scale >= 0, "at least 0")
         self._require("sequence_length", self.sequence_length >= 2, "at least 2")

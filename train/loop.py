@@ -1,36 +1,34 @@
 """The training run, read from top to bottom: data, state, steps, metrics, checkpoints."""
 
 import dataclasses
-import math
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
+from mtp_jax.text import end_ids
+from train.acceptance import Acceptance, held_out_prompts
 from train.batch import empty_batch
 from train.checkpoint import Checkpoints, Counters, Workdir, latest_step
 from train.corpus import packed_rows, read_corpus, run_tokenizer
+from train.evaluation import evaluate
 from train.experiment import Experiment
 from train.lora import merged
-from train.objective import Losses, count_targets, mtp_figures
 from train.packing import PackedRows
 from train.pipeline import Batches
 from train.progress import Progress
+from train.recorder import Pending, Recorder
 from train.schedules import mtp_weight
 from train.start import read_start
 from train.step import (
-    StepMetrics,
     TrainState,
     build_model,
-    eval_step,
     initial_state,
     stored,
     train_step,
@@ -70,9 +68,14 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     tokenizer = start.tokenizer or run_tokenizer(experiment, workdir, corpus, progress)
     rows = packed_rows(experiment, corpus, tokenizer, progress)
     workdir.check_data(rows.record["fingerprint"])
+    prompts = held_out_prompts(experiment, corpus, tokenizer) if experiment.acceptance_every else []
     workdir.create(experiment, tokenizer, rows.record, base)
 
     model = build_model(start.config, experiment)
+    acceptance = None
+    if prompts:
+        ends = end_ids(experiment.init or workdir.tokenizer, tokenizer)
+        acceptance = Acceptance(experiment, model, tokenizer, ends, prompts)
     batches = Batches(
         rows.training,
         experiment.batch_size,
@@ -100,20 +103,22 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
         )
         part = f", {changing:,} of them trained" if changing < total else ""
         progress.say(f"{total:,} parameters{part}, {experiment.dtype}")
-        _run(experiment, model, state, counters, batches, rows.held_out, workdir, checkpoints, progress)
+        _run(
+            experiment,
+            model,
+            state,
+            counters,
+            batches,
+            rows.held_out,
+            acceptance,
+            workdir,
+            checkpoints,
+            progress,
+        )
     finally:
         batches.close()
         checkpoints.close()
     return workdir.last_row()
-
-
-class _Pending(NamedTuple):
-    """A step that is under way on the device."""
-
-    counters: Counters  # after it
-    num_tokens: int
-    mtp_weight: float
-    metrics: StepMetrics
 
 
 def _run(
@@ -123,6 +128,7 @@ def _run(
     counters: Counters,
     batches: Batches,
     held_out: Sequence[PackedRows],
+    acceptance: Acceptance | None,
     workdir: Workdir,
     checkpoints: Checkpoints,
     progress: Progress,
@@ -134,8 +140,8 @@ def _run(
         compiled_step = train_step.lower(model, experiment, state, example, np.float32(0.0)).compile()
 
     with _stop_requests() as stop_requested, progress.training(experiment.steps, counters.step) as show:
-        recorder = _Recorder(experiment, workdir, progress, show)
-        pending: _Pending | None = None
+        recorder = Recorder(experiment, workdir, progress, show)
+        pending: Pending | None = None
         saved_step = counters.step
         while counters.step < experiment.steps and not stop_requested():
             batch = next(batches)
@@ -145,10 +151,15 @@ def _run(
                 recorder.settle(pending)
             step, num_tokens = counters.step + 1, batch.num_tokens
             counters = Counters(step, counters.tokens + num_tokens, batches.state())
-            pending = _Pending(counters, num_tokens, weight, metrics)
+            pending = Pending(counters, num_tokens, weight, metrics)
 
+            evaluations = []
             if held_out and (step == experiment.steps or _is_due(step, experiment.eval_every)):
-                recorder.settle(pending, partial(evaluate, experiment, model, state, held_out))
+                evaluations.append(partial(evaluate, experiment, model, state, held_out))
+            if acceptance and (step == experiment.steps or _is_due(step, experiment.acceptance_every)):
+                evaluations.append(partial(acceptance.measure, merged(state.params, experiment)))
+            if evaluations:
+                recorder.settle(pending, evaluations)
                 pending = None
             if _is_due(step, experiment.checkpoint_every):
                 # After its row, so that a checkpoint never stands without the rows before it.
@@ -170,84 +181,6 @@ def _run(
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def evaluate(
-    experiment: Experiment, model: MTPModel, state: TrainState, held_out: Sequence[PackedRows]
-) -> dict[str, float]:
-    """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`."""
-    params = merged(state.params, experiment)
-    batches = [batch for rows in held_out for batch in rows.batches(experiment.batch_size)]
-    counts = sum(np.asarray(count_targets(batch, experiment.depths)) for batch in batches)
-    parts = [jax.device_get(eval_step(model, experiment, params, batch, counts)) for batch in batches]
-    whole: Losses = jax.tree.map(lambda *x: np.sum(x, axis=0, dtype=np.float64), *parts)
-    figures = {"main_loss": float(whole.main_loss), "mtp_loss": float(whole.mtp_loss), **mtp_figures(whole)}
-    return {f"eval_{name}": value for name, value in figures.items()}
-
-
-class _Recorder:
-    """Waits for steps, watches over them and writes their rows. The clock counts training only."""
-
-    def __init__(self, experiment: Experiment, workdir: Workdir, progress: Progress, show: Callable[..., None]) -> None:
-        self._experiment = experiment
-        self._workdir = workdir
-        self._progress = progress
-        self._show = show
-        self._window_tokens = 0
-        self._window_start = time.perf_counter()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Keeps what happens inside out of tokens_per_second."""
-        begin = time.perf_counter()
-        yield
-        self._window_start += time.perf_counter() - begin
-
-    def settle(self, pending: _Pending, evaluation: Callable[[], dict[str, float]] | None = None) -> None:
-        """Waits for a step's metrics and writes its row if one is due.
-
-        Raises:
-          UserError: if too many steps in a row had no finite loss and gradient.
-        """
-        metrics: StepMetrics = jax.device_get(pending.metrics)
-        now = time.perf_counter()
-        step = pending.counters.step
-        self._window_tokens += pending.num_tokens
-        if metrics.skipped_in_a_row:
-            self._progress.say(f"step {step}: loss or gradient is not finite; skipped ({metrics.skipped} so far)")
-        if metrics.skipped_in_a_row >= self._experiment.max_skipped_steps:
-            raise UserError(
-                f"step {step}: {metrics.skipped_in_a_row} steps in a row without a finite loss and gradient; "
-                "lower learning_rate, or look at the data"
-            )
-        row = None
-        if evaluation or step == self._experiment.steps or step % self._experiment.log_every == 0:
-            row = self._row(pending, metrics, self._window_tokens / (now - self._window_start))
-            self._window_tokens, self._window_start = 0, now
-            if evaluation:
-                with self.paused():
-                    row |= evaluation()
-            self._workdir.append_row({key: _finite_or_none(value) for key, value in row.items()})
-        self._show(step, row)
-
-    def _row(self, pending: _Pending, metrics: StepMetrics, tokens_per_second: float) -> dict[str, Any]:
-        return {
-            "step": pending.counters.step,
-            "tokens": pending.counters.tokens,
-            "loss": float(metrics.losses.loss),
-            "main_loss": float(metrics.losses.main_loss),
-            "mtp_loss": float(metrics.losses.mtp_loss),
-            "mtp_weight": pending.mtp_weight,
-            **mtp_figures(metrics.losses),
-            "learning_rate": float(metrics.learning_rate),
-            "grad_norm": float(metrics.grad_norm),
-            "tokens_per_second": tokens_per_second,
-        }
-
-
-def _finite_or_none(value: Any) -> Any:
-    """JSON has no NaN: a skipped step's figures are null."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
