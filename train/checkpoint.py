@@ -16,14 +16,19 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
+from orbax.checkpoint import checkpoint_managers as preservation
 
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
@@ -31,6 +36,7 @@ from mtp_jax.files import read_json_object, write_bytes, write_json
 from mtp_jax.hf import Manifest
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import Tokenizer
+from train.batch import Batch
 from train.experiment import Experiment
 from train.lora import merged
 from train.start import Start, read_start
@@ -151,9 +157,26 @@ class Workdir:
         return json.loads(whole[-1]) if whole else {}
 
     def append_row(self, row: dict[str, Any]) -> None:
-        """Adds one line to metrics.jsonl in a single write, numbers unrounded."""
-        with open(self.metrics, "ab", buffering=0) as file:
-            file.write((json.dumps(row, allow_nan=False) + "\n").encode("utf-8"))
+        """Adds one line to metrics.jsonl, numbers unrounded, and flushes it.
+
+        Raises:
+          UserError: if it cannot be written; a part of it may be there.
+        """
+        try:
+            with open(self.metrics, "ab") as file:
+                file.write((json.dumps(row, allow_nan=False) + "\n").encode("utf-8"))
+        except OSError as error:
+            raise UserError(f"{self.metrics}: cannot be written: {error.strerror}") from error
+
+    def save_batch(self, step: int, batch: Batch) -> Path:
+        """Writes the batch that a step read, for inspection: an array for each of its fields.
+
+        Returns:
+          the file.
+        """
+        path = self.root / f"batch_of_step_{step}.npz"
+        np.savez(path, **batch._asdict())
+        return path
 
 
 def _step_of(line: bytes) -> int | None:
@@ -176,19 +199,40 @@ def save_folder(path: Path, write: Callable[[Path], None]) -> None:
 
 
 class Checkpoints:
-    """Saves and restores the training state. Orbax renames a checkpoint into place when it is complete."""
+    """Saves and restores the training state. Orbax writes in the background, and renames a checkpoint into place when
+    it is complete; only then are older ones removed."""
 
-    def __init__(self, workdir: Workdir, *, keep: int | None = None) -> None:
+    def __init__(self, workdir: Workdir, *, keep: int | None = None, keep_best: str = "") -> None:
         """With `keep`, the number of latest checkpoints to keep (0: all), this writes and first removes what a killed
-        run left unfinished. Without, it only reads, and leaves a run that is going on alone."""
-        # Its notes on every save would drown the progress.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        run left unfinished. Without, it only reads, and leaves a run that is going on alone.
+
+        Args:
+          keep_best: a figure of the rows; the checkpoint with the best one is kept too.
+        """
+        # Its notes on every save would drown the progress; errors it both logs, with a traceback, and raises here.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         if keep is None:
             options = ocp.CheckpointManagerOptions(read_only=True)
         else:
+            kept: list[preservation.PreservationPolicy] = [preservation.LatestN(n=keep or None)]
+            if keep_best and keep:
+                kept.append(
+                    preservation.BestN(
+                        get_metric_fn=lambda figures: figures[keep_best],
+                        reverse=keep_best.endswith("loss"),
+                        n=1,
+                        keep_checkpoints_without_metrics=False,
+                    )
+                )
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=keep or None, enable_async_checkpointing=False, cleanup_tmp_directories=True
+                preservation_policy=preservation.AnyPreservationPolicy(kept),
+                best_fn=(lambda figures: figures[keep_best]) if keep_best else None,
+                cleanup_tmp_directories=True,
             )
+        self._unraisable_hook = sys.unraisablehook
+        sys.unraisablehook = self._tell_unless_echo
+        self._keep_best = keep_best
+        self._saving: int | None = None  # the step whose checkpoint may not be complete
         self._folder = workdir.checkpoints
         self._manager = ocp.CheckpointManager(workdir.checkpoints.absolute(), options=options)
 
@@ -196,20 +240,56 @@ class Checkpoints:
         """The last complete checkpoint's step; None if there is none."""
         return self._manager.latest_step()
 
-    def save(self, state: TrainState, counters: Counters) -> None:
-        """Writes a checkpoint and returns when it is complete."""
+    def save(self, state: TrainState, counters: Counters, row: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Begins a checkpoint, once the one before is complete. The state may be given away at once.
+
+        Args:
+          row: the newest row of metrics; it counts for `keep_best` if it is of this step.
+
+        Raises:
+          UserError: if this or the one before cannot be written; those that are complete stay.
+        """
+        self.wait()
+        # Copies: the next step writes into the state's buffers while they are being saved, and on a CPU an array that
+        # is fetched is a view of them.
+        state = jax.tree.map(np.array, jax.device_get(state))
         rest = state._replace(params=None)._asdict()
         del rest["params"]
-        self._manager.save(
-            counters.step,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(state.params),
-                rest=ocp.args.StandardSave(rest),
-                counters=ocp.args.JsonSave(counters._asdict()),
-            ),
-            force=True,
-        )
-        self._manager.wait_until_finished()
+        best = row.get(self._keep_best) if row.get("step") == counters.step else None
+        with self._written(counters.step):
+            self._saving = counters.step
+            self._manager.save(
+                counters.step,
+                args=ocp.args.Composite(
+                    params=ocp.args.StandardSave(state.params),
+                    rest=ocp.args.StandardSave(rest),
+                    counters=ocp.args.JsonSave(counters._asdict()),
+                ),
+                metrics=None if best is None else {self._keep_best: best},
+                force=True,
+            )
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint begun is complete.
+
+        Raises:
+          UserError: if it cannot be written.
+        """
+        if self._saving is not None:
+            with self._written(self._saving):
+                self._saving = None  # also if it fails: it is told once
+                self._manager.wait_until_finished()
+
+    @contextmanager
+    def _written(self, step: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a full disk is told in many ways, most of them by the layers below Orbax
+            self._saving = None
+            raise UserError(
+                f"{self._folder}: the checkpoint after step {step} cannot be written, those before it stay: "
+                f"{_reason(error)}"
+            ) from error
 
     def restore(self, step: int, like: TrainState) -> tuple[TrainState, Counters]:
         """The state after `step`.
@@ -245,10 +325,9 @@ class Checkpoints:
         try:
             return self._manager.restore(step, args=args)
         except Exception as error:  # Orbax says that files are damaged or missing in many ways, some over several lines
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"{self._folder / str(step)}: the checkpoint is damaged, or of another shape than the run's settings "
-                f"say; without it an earlier one is taken: {reason}"
+                f"say; without it an earlier one is taken: {_reason(error)}"
             ) from error
 
     def steps(self) -> list[int]:
@@ -256,8 +335,26 @@ class Checkpoints:
         return sorted(self._manager.all_steps())
 
     def close(self) -> None:
-        """Ends Orbax's threads."""
-        self._manager.close()
+        """Ends Orbax's threads, after what they are writing.
+
+        Raises:
+          UserError: if the last checkpoint begun cannot be written.
+        """
+        try:
+            self.wait()
+        finally:
+            self._manager.close()
+            sys.unraisablehook = self._unraisable_hook
+
+    def _tell_unless_echo(self, unraisable: Any) -> None:
+        """Of several writes that fail together Orbax waits for the first; the others find its event loop closed."""
+        if str(unraisable.exc_value) != "Event loop is closed":
+            self._unraisable_hook(unraisable)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def latest_step(workdir: Workdir) -> int | None:

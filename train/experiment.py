@@ -32,6 +32,8 @@ PROJECTIONS = (
 )
 
 
+_EVALUATED = ("eval_main_loss", "eval_mtp_loss", "eval_mtp_accuracy", "eval_mtp_agreement")
+_DECODED = ("acceptance", "tokens_per_round")
 _NOT_WITH_INIT = "no value beside init, whose config.json says it"
 
 
@@ -57,6 +59,10 @@ class Experiment:
     log_every: int = _setting(10, "steps from one row of metrics.jsonl to the next")
     checkpoint_every: int = _setting(500, "steps from one checkpoint to the next")
     keep_checkpoints: int = _setting(3, "latest checkpoints that are kept; 0 keeps all")
+    keep_best: str = _setting(
+        "",
+        "figure by which the best checkpoint is kept too: eval_main_loss, acceptance and others; none: only the latest",
+    )
     eval_every: int = _setting(0, "steps from one evaluation on the held-out documents to the next; 0: only at the end")
     acceptance_every: int = _setting(
         0, "steps from one decoding of held-out prompts, with the head's drafts, to the next, and at the end; 0: never"
@@ -199,6 +205,7 @@ class Experiment:
         self._require_one_of("gradient_mode", GRADIENT_MODES)
         self._require_one_of("remat", REMAT_NAMES)
         self._require_one_of("learning_rate_shape", LEARNING_RATE_SHAPES)
+        self._check_keep_best()
         self._check_start()
         for name in ("width", "mlp_width", "num_layers", "full_attention_interval", "rope_theta"):
             self._require(name, getattr(self, name) > 0, "more than 0")
@@ -206,6 +213,17 @@ class Experiment:
             self.model_config()
         except ValueError as error:
             raise UserError(f"model settings: {error}") from error
+
+    def _check_keep_best(self) -> None:
+        if not self.keep_best:
+            return
+        self._require_one_of("keep_best", (*_EVALUATED, *_DECODED))
+        every = "eval_every" if self.keep_best in _EVALUATED else "acceptance_every"
+        self._require(
+            every,
+            getattr(self, every) > 0 and self.checkpoint_every % getattr(self, every) == 0,
+            f"a divisor of checkpoint_every {self.checkpoint_every}, so that every checkpoint has {self.keep_best}",
+        )
 
     def _check_start(self) -> None:
         self._require("lora_rank", self.lora_rank >= 0, "at least 0")

@@ -84,7 +84,7 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
         process_index=jax.process_index(),
         process_count=jax.process_count(),
     )
-    checkpoints = Checkpoints(workdir, keep=experiment.keep_checkpoints)
+    checkpoints = Checkpoints(workdir, keep=experiment.keep_checkpoints, keep_best=experiment.keep_best)
     try:
         latest = checkpoints.latest()
         if latest is None:
@@ -149,9 +149,9 @@ def _run(
             state, metrics = compiled_step(state, batch, np.float32(weight))
             if pending:
                 recorder.settle(pending)
-            step, num_tokens = counters.step + 1, batch.num_tokens
-            counters = Counters(step, counters.tokens + num_tokens, batches.state())
-            pending = Pending(counters, num_tokens, weight, metrics)
+            step = counters.step + 1
+            counters = Counters(step, counters.tokens + batch.num_tokens, batches.state())
+            pending = Pending(counters, batch, weight, metrics)
 
             evaluations = []
             if held_out and (step == experiment.steps or _is_due(step, experiment.eval_every)):
@@ -167,12 +167,13 @@ def _run(
                     recorder.settle(pending)
                 pending = None
                 with recorder.paused():
-                    checkpoints.save(stored(state, experiment), counters)
+                    checkpoints.save(stored(state, experiment), counters, recorder.row)
                 saved_step = step
         if pending:
             recorder.settle(pending)
         if saved_step < counters.step:
-            checkpoints.save(stored(state, experiment), counters)
+            checkpoints.save(stored(state, experiment), counters, recorder.row)
+        checkpoints.wait()
     if counters.step < experiment.steps:
         progress.say(f"stopped after step {counters.step}; the same command continues")
         if stop_requested() == signal.SIGINT:

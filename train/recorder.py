@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mtp_jax.errors import UserError
+from train.batch import Batch
 from train.checkpoint import Counters, Workdir
 from train.experiment import Experiment
 from train.objective import mtp_figures
@@ -20,7 +21,7 @@ class Pending(NamedTuple):
     """A step that is under way on the device."""
 
     counters: Counters  # after it
-    num_tokens: int
+    batch: Batch
     mtp_weight: float
     metrics: StepMetrics
 
@@ -35,6 +36,7 @@ class Recorder:
         self._show = show
         self._window_tokens = 0
         self._window_start = time.perf_counter()
+        self.row: dict[str, Any] = {}  # the last one written
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -50,18 +52,19 @@ class Recorder:
           evaluations: give further figures for the row.
 
         Raises:
-          UserError: if too many steps in a row had no finite loss and gradient.
+          UserError: if too many steps in a row had no finite loss and gradient; the last one's batch is saved.
         """
         metrics: StepMetrics = jax.device_get(pending.metrics)
         now = time.perf_counter()
         step = pending.counters.step
-        self._window_tokens += pending.num_tokens
+        self._window_tokens += pending.batch.num_tokens
         if metrics.skipped_in_a_row:
             self._progress.say(f"step {step}: loss or gradient is not finite; skipped ({metrics.skipped} so far)")
         if metrics.skipped_in_a_row >= self._experiment.max_skipped_steps:
+            where = self._workdir.save_batch(step, pending.batch)
             raise UserError(
                 f"step {step}: {metrics.skipped_in_a_row} steps in a row without a finite loss and gradient; "
-                "lower learning_rate, or look at the data"
+                f"lower learning_rate, or look at the data: the last batch is in {where}"
             )
         row = None
         if evaluations or step == self._experiment.steps or step % self._experiment.log_every == 0:
@@ -70,7 +73,9 @@ class Recorder:
             with self.paused():
                 for evaluation in evaluations:
                     row |= evaluation()
-            self._workdir.append_row({key: _finite_or_none(value) for key, value in row.items()})
+            row = {key: _finite_or_none(value) for key, value in row.items()}
+            self._workdir.append_row(row)
+            self.row = row
         self._show(step, row)
 
     def _row(self, pending: Pending, metrics: StepMetrics, tokens_per_second: float) -> dict[str, Any]:

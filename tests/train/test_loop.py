@@ -15,7 +15,9 @@ from small_run import read_rows
 from mtp_jax.errors import UserError
 from mtp_jax.text import Tokenizer
 from train.checkpoint import Workdir, load_for_export
+from train.corpus import packed_rows, read_corpus
 from train.loop import train
+from train.pipeline import Batches
 from train.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("compilation_cache")
@@ -192,10 +194,23 @@ def test_a_folder_with_something_else_in_it_is_refused(small_experiment, tmp_pat
 
 def test_a_run_that_diverges_stops_with_a_reason(small_experiment, tmp_path):
     wild = small_experiment.override(["learning_rate=1e30", "max_skipped_steps=2", "warmup_steps=0"])
-    with pytest.raises(UserError, match="2 steps in a row without a finite loss"):
+    with pytest.raises(UserError, match=r"2 steps in a row without a finite loss .*batch_of_step_\d\.npz"):
         train(wild, tmp_path, QUIET)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert any(None in (row["loss"], row["grad_norm"]) for row in rows)
+
+    # The batch that the last of them read is beside the rows.
+    (path,) = tmp_path.glob("batch_of_step_*.npz")
+    number = int(path.stem.rpartition("_")[2])
+    tokenizer = Tokenizer.from_folder(tmp_path / "tokenizer")
+    assert tokenizer is not None
+    training = packed_rows(wild, read_corpus(wild, QUIET), tokenizer, QUIET).training
+    batches = Batches(training, wild.batch_size, wild.seed)
+    expected = [next(batches) for _ in range(number)][-1]
+    batches.close()
+    with np.load(path) as saved:
+        for name, array in expected._asdict().items():
+            np.testing.assert_array_equal(saved[name], array)
 
 
 def test_export_reads_any_checkpoint(small_experiment, finished, tmp_path):

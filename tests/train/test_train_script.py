@@ -20,9 +20,9 @@ from train.experiment import Experiment
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train.py"
 
 
-def _start(*arguments, environment=None):
+def _start(*arguments, environment=None, wrapper=()):
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        [*wrapper, sys.executable, str(SCRIPT), *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -30,8 +30,8 @@ def _start(*arguments, environment=None):
     )
 
 
-def _run(*arguments, environment=None):
-    process = _start(*arguments, environment=environment)
+def _run(*arguments, environment=None, wrapper=()):
+    process = _start(*arguments, environment=environment, wrapper=wrapper)
     out, err = process.communicate(timeout=900)
     return process.returncode, out, err
 
@@ -94,7 +94,12 @@ KILLS = [("config", 0.0), ("rows", 0.0), ("rows", 0.013), ("rows", 0.031), ("row
 
 
 @pytest.mark.parametrize(
-    ("kills", "steps"), [pytest.param(KILLS[2:3], 14, id="once"), pytest.param(KILLS, 40, marks=pytest.mark.slow)]
+    ("kills", "steps"),
+    [
+        pytest.param(KILLS[2:3], 14, id="once"),
+        pytest.param([("save", 0.0)], 14, id="in a save"),
+        pytest.param([*KILLS, *[("save", delay) for delay in (0.0, 0.01, 0.02)]], 60, marks=pytest.mark.slow),
+    ],
 )
 def test_a_killed_run_equals_one_that_was_not(text_folder, tmp_path, compilation_cache, kills, steps):
     """SIGKILL at start, after some rows, and while checkpoints (one each step) are being written."""
@@ -111,18 +116,25 @@ def test_a_killed_run_equals_one_that_was_not(text_folder, tmp_path, compilation
         metrics = killed / "metrics.jsonl"
         return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
+    def has_come(event, before):
+        if event == "save":  # a checkpoint that is being written has another name until it is complete
+            return num_rows() > before + 2 and any((killed / "checkpoints").glob("*tmp*"))
+        return (killed / "config.json").exists() if event == "config" else num_rows() > before + 2
+
     for round_number, (event, delay) in enumerate(kills):
         before = num_rows()
         process = _start(*arguments(killed), environment=compilation_cache)
         deadline = time.monotonic() + 600
         while process.poll() is None and time.monotonic() < deadline:
-            if (killed / "config.json").exists() if event == "config" else num_rows() > before + 2:
+            if has_come(event, before):
                 break
-            time.sleep(0.002)
+            time.sleep(0.0005 if event == "save" else 0.002)
         time.sleep(delay)
         assert process.poll() is None, f"round {round_number} ended before it was killed: {process.communicate()[1]}"
         process.send_signal(signal.SIGKILL)
         process.communicate()
+        if (event, delay) == ("save", 0.0):
+            assert list((killed / "checkpoints").glob("*tmp*")), "it was not killed within a save"
     status, _, err = _run(*arguments(killed), environment=compilation_cache)
     assert status == 0, err
     assert "continuing from step" in err
@@ -130,6 +142,29 @@ def test_a_killed_run_equals_one_that_was_not(text_folder, tmp_path, compilation
     jax.tree.map(np.testing.assert_array_equal, load_for_export(killed)[1], load_for_export(straight)[1])
     names = {p.name for p in killed.rglob("*")}
     assert not [name for name in names if "partial" in name or "tmp" in name]
+
+
+def test_a_full_disk_is_an_error_and_the_last_checkpoint_stays(text_folder, tmp_path, compilation_cache):
+    """By a limit on the size of files, which small ones do not reach and arrays do."""
+
+    def arguments(steps):
+        settings = ["--set", *SETTINGS, f"steps={steps}", "width=32", "checkpoint_every=2", "keep_checkpoints=1"]
+        return ["--config", "tiny", "--data", text_folder, "--workdir", tmp_path / "run", *settings]
+
+    status, _, err = _run(*arguments(2), environment=compilation_cache)
+    assert status == 0, err
+    # sh counts in blocks of 512 bytes.
+    limited = ("sh", "-c", 'ulimit -f 40 && exec "$@"', "sh")
+    status, out, err = _run(*arguments(6), environment={"JAX_ENABLE_COMPILATION_CACHE": "false"}, wrapper=limited)
+    assert (status, out) == (2, ""), err
+    assert err.count("error: ") == 1, err
+    assert "checkpoints: the checkpoint after step 4 cannot be written, those before it stay: " in err
+    assert "Traceback" not in err
+    assert load_for_export(tmp_path / "run", 2)
+    status, out, err = _run(*arguments(6), environment=compilation_cache)
+    assert status == 0, err
+    assert "continuing from step 2" in err
+    assert [row["step"] for row in read_rows(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.slow
