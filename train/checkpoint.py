@@ -62,6 +62,7 @@ class Workdir:
         self.tokenizer = self.root / "tokenizer"
         self.checkpoints = self.root / "checkpoints"
         self.metrics = self.root / "metrics.jsonl"
+        self.tensorboard = self.root / "tensorboard"
 
     def stored_experiment(self) -> Experiment | None:
         """The settings the directory was made with; None if it is new or empty.
@@ -152,9 +153,13 @@ class Workdir:
 
     def last_row(self) -> dict[str, Any]:
         """The last row of metrics.jsonl; empty if there is none."""
+        rows = self.rows()
+        return rows[-1] if rows else {}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; lines that are none are passed over."""
         lines = self.metrics.read_bytes().splitlines() if self.metrics.exists() else []
-        whole = [line for line in lines if _step_of(line) is not None]
-        return json.loads(whole[-1]) if whole else {}
+        return [json.loads(line) for line in lines if _step_of(line) is not None]
 
     def append_row(self, row: dict[str, Any]) -> None:
         """Adds one line to metrics.jsonl, numbers unrounded, and flushes it.

@@ -3,7 +3,7 @@
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from mtp_jax.mtp import MTPModel
 from mtp_jax.text import end_ids
 from train.acceptance import Acceptance, held_out_prompts
 from train.batch import empty_batch
+from train.board import Board
 from train.checkpoint import Checkpoints, Counters, Workdir, latest_step
 from train.corpus import packed_rows, read_corpus, run_tokenizer
 from train.evaluation import evaluate
@@ -139,8 +140,12 @@ def _run(
     with progress.task("compiling"):
         compiled_step = train_step.lower(model, experiment, state, example, np.float32(0.0)).compile()
 
-    with _stop_requests() as stop_requested, progress.training(experiment.steps, counters.step) as show:
-        recorder = Recorder(experiment, workdir, progress, show)
+    with (
+        _stop_requests() as stop_requested,
+        closing(Board(workdir.tensorboard, workdir.rows())) as board,
+        progress.training(experiment.steps, counters.step) as show,
+    ):
+        recorder = Recorder(experiment, workdir, board, progress, show)
         pending: Pending | None = None
         saved_step = counters.step
         while counters.step < experiment.steps and not stop_requested():

@@ -10,6 +10,7 @@ import jax
 
 from mtp_jax.errors import UserError
 from train.batch import Batch
+from train.board import Board
 from train.checkpoint import Counters, Workdir
 from train.experiment import Experiment
 from train.objective import mtp_figures
@@ -29,9 +30,12 @@ class Pending(NamedTuple):
 class Recorder:
     """Waits for steps, watches over them and writes their rows. The clock counts training only."""
 
-    def __init__(self, experiment: Experiment, workdir: Workdir, progress: Progress, show: Callable[..., None]) -> None:
+    def __init__(
+        self, experiment: Experiment, workdir: Workdir, board: Board, progress: Progress, show: Callable[..., None]
+    ) -> None:
         self._experiment = experiment
         self._workdir = workdir
+        self._board = board
         self._progress = progress
         self._show = show
         self._window_tokens = 0
@@ -75,6 +79,7 @@ class Recorder:
                     row |= evaluation()
             row = {key: _finite_or_none(value) for key, value in row.items()}
             self._workdir.append_row(row)
+            self._board.add(row)
             self.row = row
         self._show(step, row)
 
