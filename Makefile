@@ -2,6 +2,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+# Files of tests in two processes: compiling is what takes time, and a file's tests share compiled programs.
+TWO := -n 2 --dist loadfile
 
 .PHONY: help .venv demo test test-all peer lint clean
 
@@ -28,10 +30,10 @@ demo: .venv
 	$(BIN)/python scripts/compare_decoding.py --show-text
 
 test: .venv
-	$(BIN)/python -m pytest -m "not slow and not peer"
+	$(BIN)/python -m pytest $(TWO) -m "not slow and not peer"
 
 test-all: .venv
-	$(BIN)/python -m pytest -m "not peer"
+	$(BIN)/python -m pytest $(TWO) -m "not peer"
 
 peer: .venv
 	$(BIN)/pip install --quiet --editable '.[test,peer]'
