@@ -215,7 +215,9 @@ class Checkpoints:
           keep_best: a figure of the rows; the checkpoint with the best one is kept too.
         """
         # Its notes on every save would drown the progress; errors it both logs, with a traceback, and raises here.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Of several arrays that fail to be written it raises one, and asyncio logs that nobody asked for the others.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         if keep is None:
             options = ocp.CheckpointManagerOptions(read_only=True)
         else:
