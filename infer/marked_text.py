@@ -10,11 +10,11 @@ from rich.style import Style
 from rich.text import Text
 
 from infer.completion import Completion
+from infer.text_stream import TextStream
 from mtp_jax.text import Tokenizer
 
 DRAFT_STYLE = "bold green"
 OPEN, CLOSE = "‹", "›"
-UNFINISHED = "\ufffd"  # what a decoder makes of bytes that are not a whole character
 
 
 def segments(completion: Completion, tokenizer: Tokenizer | None) -> Iterator[tuple[str, bool]]:
@@ -24,27 +24,22 @@ def segments(completion: Completion, tokenizer: Tokenizer | None) -> Iterator[tu
     counts as drafted if its last token was. Without a tokenizer the text is the ids.
     """
     left = len(completion.text) if completion.text is not None else None
-    for text, drafted in _runs(completion, tokenizer):
+    for drafted, run in groupby(_texts(completion, tokenizer), lambda piece: piece[1]):
+        text = "".join(text for text, _ in run)
         if left is not None:
             text, left = text[:left], max(0, left - len(text))
         if text:
             yield text, drafted
 
 
-def _runs(completion: Completion, tokenizer: Tokenizer | None) -> Iterator[tuple[str, bool]]:
-    pending: list[int] = []
-    run, marked = "", False
+def _texts(completion: Completion, tokenizer: Tokenizer | None) -> Iterator[tuple[str, bool]]:
+    """What each token makes certain of the text, where that is anything."""
+    stream, last = TextStream(tokenizer), len(completion.tokens) - 1
     for index, (token, position) in enumerate(zip(completion.tokens, completion.draft_positions, strict=True)):
-        pending.append(token)
-        text = f"{token} " if tokenizer is None else tokenizer.decode(pending)
-        if text.endswith(UNFINISHED) and index + 1 < len(completion.tokens):
-            continue
-        if (position > 0) != marked and run:
-            yield run, marked
-            run = ""
-        run, marked, pending = run + text, position > 0, []
-    if run:
-        yield run, marked
+        text = f"{token} " if tokenizer is None else stream.push([token])
+        text += stream.finish() if index == last else ""
+        if text:
+            yield text, position > 0
 
 
 class MarkedWriter:

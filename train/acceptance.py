@@ -6,7 +6,6 @@ the place after the right one must hardly ever stand (else the text repeats itse
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 from jaxtyping import Array, Float, PyTree
@@ -84,13 +83,9 @@ class Acceptance:
 
 def accepted_shares(completions: Sequence[Completion]) -> list[float | None]:
     """For each draft position: emitted drafts over rounds that could have emitted one there; None without any."""
-    could = list(chain.from_iterable(completion.round_drafts for completion in completions))
-    shares: list[float | None] = []
-    for position in range(1, completions[0].num_draft_tokens + 1):
-        accepted = sum(completion.accepted_per_position[position - 1] for completion in completions)
-        rounds = sum(drafts >= position for drafts in could)
-        shares.append(accepted / rounds if rounds else None)
-    return shares
+    accepted = map(sum, zip(*(completion.accepted_per_position for completion in completions), strict=True))
+    drafted = map(sum, zip(*(completion.drafted_per_position for completion in completions), strict=True))
+    return [stood / made if made else None for stood, made in zip(accepted, drafted, strict=True)]
 
 
 def draft_one_place_on(

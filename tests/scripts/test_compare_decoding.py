@@ -3,20 +3,7 @@
 import json
 
 import pytest
-
-KEYS = {
-    "text",
-    "tokens",
-    "finish_reason",
-    "rounds",
-    "drafted",
-    "accepted",
-    "accepted_per_position",
-    "tokens_per_round",
-    "seconds",
-    "tokens_per_second",
-    "compile_seconds",
-}
+from documented import KEYS
 
 
 def test_compare_as_json(call, checkpoint, tmp_path):

@@ -3,14 +3,6 @@
 import json
 
 import pytest
-from bent_model import write_checkpoint
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("checkpoints") / "bent"
-    write_checkpoint(folder)
-    return folder
 
 
 @pytest.mark.parametrize(("verifier", "identical"), [("shared_noise", True), ("rejection", None)])

@@ -13,23 +13,11 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+from documented import KEYS
 
 from mtp_jax.text import Tokenizer
 
 ROOT = Path(__file__).parent.parent.parent
-KEYS = {
-    "text",
-    "tokens",
-    "finish_reason",
-    "rounds",
-    "drafted",
-    "accepted",
-    "accepted_per_position",
-    "tokens_per_round",
-    "seconds",
-    "tokens_per_second",
-    "compile_seconds",
-}
 
 
 def test_json_alone_on_stdout(call, checkpoint):
