@@ -15,7 +15,7 @@ import re
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
 
     from infer.sampling import Sampling
+    from infer.settings import Settings
+    from mtp_jax.config import ModelConfig
+    from mtp_jax.text import Tokenizer
     from train.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -431,6 +434,17 @@ def sampling_from(args: argparse.Namespace) -> "Sampling":
             seed=args.seed,
             verifier=args.verifier,
         )
+    except UserError as error:
+        raise UserError(flags_for_fields(str(error))) from error
+
+
+def check_settings(
+    settings: "Settings", config: "ModelConfig", tokenizer: "Tokenizer | None", end_ids: Iterable[int]
+) -> None:
+    """Refuses what contradicts itself, the model or its vocabulary, by the names of flags."""
+    try:
+        settings.check(config)
+        settings.rule(config, tokenizer, end_ids)
     except UserError as error:
         raise UserError(flags_for_fields(str(error))) from error
 

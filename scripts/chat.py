@@ -87,11 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     settings = Settings(
         num_draft_tokens=args.num_draft_tokens, sampling=_cli.sampling_from(args), cache_length=args.cache_length
     )
-    try:
-        settings.check(config)
-        settings.rule(config, tokenizer, end_ids(folder, tokenizer))
-    except UserError as error:
-        raise UserError(_cli.flags_for_fields(str(error))) from error
+    _cli.check_settings(settings, config, tokenizer, end_ids(folder, tokenizer))
 
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     screen, aside = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)

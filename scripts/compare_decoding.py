@@ -104,11 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         prompts = [prompt_from_text(text, tokenizer, args.chat) for text in texts]
     ids = [prompt.ids for prompt in prompts]
     settings = Settings(num_draft_tokens=max(args.num_draft_tokens), sampling=sampling)
-    try:
-        settings.check(config)
-        settings.rule(config, tokenizer, end_ids(folder, tokenizer))
-    except UserError as error:
-        raise UserError(_cli.flags_for_fields(str(error))) from error
+    _cli.check_settings(settings, config, tokenizer, end_ids(folder, tokenizer))
     check_jobs(config, [Job(prompt, args.max_new_tokens) for prompt in ids])
     dtype = _cli.compute_dtype(args.dtype)
     generator = Generator.from_pretrained(folder, dtype=dtype)

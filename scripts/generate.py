@@ -81,11 +81,7 @@ def _checked(args: argparse.Namespace, folder: Path) -> "tuple[list[Request], Se
         batch_size=args.batch_size or BATCH_SIZE,
         draft_vocabulary=vocabulary,
     )
-    try:
-        settings.check(config)
-        settings.rule(config, tokenizer, ends)
-    except UserError as error:
-        raise UserError(_cli.flags_for_fields(str(error))) from error
+    _cli.check_settings(settings, config, tokenizer, ends)
     if args.rows:
         requests = read_requests(args.prompt_file, tokenizer, config.vocab_size, args.chat)
         check_keys(requests)
