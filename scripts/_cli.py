@@ -163,6 +163,16 @@ def path(text: str) -> Path:
     return Path(text)
 
 
+def released_model(text: str) -> str:
+    """An argparse type: a key of `configs.released.RELEASED`, which may be given in short."""
+    from configs.released import released_name  # here and not above: few scripts want it
+
+    try:
+        return released_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _integer(text: str, least: int) -> int:
     try:
         value = int(text)

@@ -30,7 +30,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("what", choices=["decode"], help="what to measure")
     source = parser.add_mutually_exclusive_group()
     _cli.add_checkpoint_flag(source)
-    source.add_argument("--shape", choices=list(RELEASED), help="random weights of a released shape instead")
+    source.add_argument(
+        "--shape",
+        type=_cli.released_model,
+        metavar="NAME",
+        help="random weights of a released shape instead: 0.8b, .. (describe.py lists them)",
+    )
     parser.add_argument("--vs", choices=["transformers"], help="measure this beside it")
     parser.add_argument("--steps", type=_cli.positive, default=32, metavar="N", help="tokens a measurement")
     parser.add_argument("--repeats", type=_cli.positive, default=5, metavar="N", help="measurements of each")
@@ -58,7 +63,7 @@ def make_random_checkpoint(shape: str, folder: Path) -> None:
     from mtp_jax.hf import save_checkpoint
     from mtp_jax.mtp import MTPModel, init_params
 
-    config = RELEASED[shape]()
+    config = RELEASED[shape]
     with Console(stderr=True).status(f"writing random weights of shape {shape}"):
         save_checkpoint(folder, config, init_params(MTPModel(config), jax.random.key(0)))
 

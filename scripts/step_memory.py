@@ -19,7 +19,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _cli.Parser(prog="step_memory.py", description=__doc__)
     parser.add_argument("--config", required=True, choices=list(PRESETS), help="the experiment to start from")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="as in train.py")
-    parser.add_argument("--shape", choices=list(RELEASED), help="a released model's shape instead of the experiment's")
+    parser.add_argument(
+        "--shape",
+        type=_cli.released_model,
+        metavar="NAME",
+        help="a released model's shape instead of the experiment's: 0.8b, glm-4.5-air, .. (describe.py lists them)",
+    )
     _cli.add_json_flag(parser)
     return parser.parse_args(argv)
 
@@ -34,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.step import build_model, with_dtype
 
     experiment = with_dtype(experiment)
-    config = RELEASED[args.shape]() if args.shape else experiment.model_config()
+    config = RELEASED[args.shape] if args.shape else experiment.model_config()
     with Console(stderr=True).status("compiling"):
         memory = step_memory(build_model(config, experiment), experiment)
     if args.json:
