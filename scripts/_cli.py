@@ -52,7 +52,8 @@ USER_ERROR = 2
 
 
 def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None = None) -> NoReturn:
-    """Calls `main(argv)` and exits: 0, 2 with one line on stderr for a `UserError` or `OSError`, 130 if interrupted."""
+    """Calls `main(argv)` and exits: 0, 130 if interrupted, 2 with one line on stderr for a `UserError`, an `OSError` or
+    too little memory."""
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the caller
             setattr(sys, name, io.StringIO())
@@ -81,7 +82,16 @@ def run(main: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None
         if error.filename is None:
             _drop_stdout()  # it may be the one that is full
         _fail(": ".join(map(str, filter(None, (error.filename, error.strerror)))))
+    except (MemoryError, RuntimeError) as error:  # jax's own is the latter
+        if not is_out_of_memory(error):
+            raise
+        _fail(f"out of memory: {error}")
     sys.exit(0)
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether host or device had not as much memory as was asked of them."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
 
 
 @contextmanager

@@ -32,7 +32,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         from train.checkpoint import load_for_export
 
-        config, params, tokenizer, manifest = load_for_export(arguments.workdir, arguments.step, arguments.base)
+        config, params, tokenizer, manifest, step = load_for_export(
+            arguments.workdir, arguments.step, arguments.base, best=arguments.best
+        )
+        print(f"{arguments.workdir}: the checkpoint after step {step}", file=sys.stderr)
     if arguments.head_only is not None:
         save_head(arguments.head_only, config, params, manifest)
     else:
@@ -45,7 +48,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--workdir", type=path, metavar="DIR", help="work directory of train.py")
     source.add_argument("--checkpoint", type=path, metavar="DIR", help="checkpoint in the published layout")
-    parser.add_argument("--step", type=int, metavar="N", help="training step to export (default: the last one saved)")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="training step to export (default: the last one saved)")
+    which.add_argument(
+        "--best", action="store_true", help="export the best checkpoint, of a run with the setting keep_best"
+    )
     parser.add_argument(
         "--base", type=path, metavar="DIR", help="with --workdir: where the checkpoint it started from has moved to"
     )
@@ -63,6 +70,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for flag in ("step", "base"):
         if getattr(arguments, flag) is not None and arguments.workdir is None:
             parser.error(f"--{flag} goes with --workdir")
+    if arguments.best and arguments.workdir is None:
+        parser.error("--best goes with --workdir")
     if arguments.trunk_only and arguments.checkpoint is None:
         parser.error("--trunk-only goes with --checkpoint")
     if arguments.head_only is not None:

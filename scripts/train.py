@@ -8,6 +8,7 @@ import _cli
 from _cli import run
 
 from configs import FROM_A_CHECKPOINT, PRESETS
+from mtp_jax.errors import UserError
 from train.experiment import setting_lines
 
 EXAMPLES = """
@@ -59,7 +60,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.loop import train  # here and not above: `--help` and mistakes in flags should not wait for JAX
     from train.progress import Progress
 
-    row = train(experiment, args.workdir, Progress())
+    try:
+        row = train(experiment, args.workdir, Progress())
+    except (MemoryError, RuntimeError) as error:
+        if not _cli.is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory with batch_size {experiment.batch_size}, sequence_length {experiment.sequence_length} "
+            f"({error}): raise accumulate_steps or lower these, in another work directory; scripts/step_memory.py says "
+            "what a step takes"
+        ) from error
     if args.json:
         _cli.write_json(row, args.json)
     else:

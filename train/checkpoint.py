@@ -12,6 +12,7 @@ Orbax does the same with checkpoints.
 """
 
 import dataclasses
+import fcntl
 import json
 import logging
 import os
@@ -63,6 +64,7 @@ class Workdir:
         self.checkpoints = self.root / "checkpoints"
         self.metrics = self.root / "metrics.jsonl"
         self.tensorboard = self.root / "tensorboard"
+        self._claim: int | None = None  # the open folder
 
     def stored_experiment(self) -> Experiment | None:
         """The settings the directory was made with; None if it is new or empty.
@@ -87,6 +89,29 @@ class Workdir:
             return Experiment.from_json(settings)
         except ValueError as error:
             raise UserError(f"{self.config}: expected a run's settings: {error}") from error
+
+    def claim(self) -> None:
+        """Keeps other runs out until `close`, or the end of the process; the folder's readers are not disturbed.
+
+        Raises:
+          UserError: if another run is training in the folder.
+        """
+        if self._claim is not None or not self.root.is_dir():
+            return
+        self._claim = os.open(self.root, os.O_RDONLY)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise UserError(f"--workdir {self.root}: another run is training in it") from None
+        except OSError:  # some network file systems have no such locks; that is no reason not to train
+            pass
+
+    def close(self) -> None:
+        """Lets other runs in again, if this one has claimed the folder."""
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     def check_continues(self, experiment: Experiment) -> None:
         """Raises:
@@ -119,13 +144,14 @@ class Workdir:
     def create(
         self, experiment: Experiment, tokenizer: Tokenizer, data: dict[str, Any], base: dict[str, Any] | None = None
     ) -> None:
-        """Makes the folder; writes settings and base if they changed, and the rest if it is not there.
+        """Makes and claims the folder; writes settings and base if they changed, and the rest if it is not there.
 
         Raises:
-          UserError: if the folder cannot be written.
+          UserError: if the folder cannot be written, or another run is training in it.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            self.claim()
             if self.stored_experiment() != experiment:
                 write_json(self.config, experiment.to_json())
             if not self.tokenizer.is_dir():
@@ -138,16 +164,12 @@ class Workdir:
             raise UserError(f"--workdir {self.root}: cannot be written: {error.strerror}") from error
 
     def keep_rows_up_to(self, step: int) -> None:
-        """Drops the rows of metrics.jsonl past a step, and a last line cut short."""
+        """Drops the rows of metrics.jsonl past a step, and lines that are no whole row."""
         if not self.metrics.exists():
             return
         lines = self.metrics.read_bytes().splitlines(keepends=True)
-        kept = []
-        for line in lines:
-            row_step = _step_of(line)
-            if not line.endswith(b"\n") or row_step is None or row_step > step:
-                break
-            kept.append(line)
+        steps = [_step_of(line) if line.endswith(b"\n") else None for line in lines]
+        kept = [line for line, number in zip(lines, steps, strict=True) if number is not None and number <= step]
         if len(kept) < len(lines):
             write_bytes(self.metrics, b"".join(kept))
 
@@ -218,23 +240,27 @@ class Checkpoints:
         # Of several arrays that fail to be written it raises one, and asyncio logs that nobody asked for the others.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        best: dict[str, Any] = {}
+        if keep_best:
+            smaller = keep_best.endswith("loss")
+            best = {"best_fn": lambda figures: figures[keep_best], "best_mode": "min" if smaller else "max"}
         if keep is None:
-            options = ocp.CheckpointManagerOptions(read_only=True)
+            options = ocp.CheckpointManagerOptions(read_only=True, **best)
         else:
             kept: list[preservation.PreservationPolicy] = [preservation.LatestN(n=keep or None)]
             if keep_best and keep:
                 kept.append(
                     preservation.BestN(
-                        get_metric_fn=lambda figures: figures[keep_best],
-                        reverse=keep_best.endswith("loss"),
+                        get_metric_fn=best["best_fn"],
+                        reverse=best["best_mode"] == "min",
                         n=1,
                         keep_checkpoints_without_metrics=False,
                     )
                 )
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=preservation.AnyPreservationPolicy(kept),
-                best_fn=(lambda figures: figures[keep_best]) if keep_best else None,
                 cleanup_tmp_directories=True,
+                **best,
             )
         self._unraisable_hook = sys.unraisablehook
         sys.unraisablehook = self._tell_unless_echo
@@ -341,6 +367,10 @@ class Checkpoints:
         """Steps of the complete checkpoints, rising."""
         return sorted(self._manager.all_steps())
 
+    def best(self) -> int | None:
+        """The step of the best checkpoint by `keep_best`; None if none has that figure."""
+        return self._manager.best_step() if self._keep_best else None
+
     def close(self) -> None:
         """Ends Orbax's threads, after what they are writing.
 
@@ -387,13 +417,17 @@ class Trained(NamedTuple):
     params: PyTree  # of an ordinary model: adapters are merged
     tokenizer: Path  # folder
     manifest: Manifest | None  # of the checkpoint that the run started from
+    step: int  # of the run's checkpoint
 
 
-def load_for_export(workdir: Path | str, step: int | None = None, base: Path | str | None = None) -> Trained:
+def load_for_export(
+    workdir: Path | str, step: int | None = None, base: Path | str | None = None, *, best: bool = False
+) -> Trained:
     """What a run has learnt, float32. What it did not train comes from the checkpoint it started from.
 
     Args:
       step: of the checkpoint; the latest by default.
+      best: take the best checkpoint by the run's setting keep_best instead.
       base: where the checkpoint is that the run started from, if it has moved.
 
     Raises:
@@ -404,21 +438,27 @@ def load_for_export(workdir: Path | str, step: int | None = None, base: Path | s
     if experiment is None:
         raise UserError(f"--workdir {folder.root}: expected a training run's folder, found no config.json in it")
     # Asked of the folder first: Orbax would create it.
-    checkpoints = Checkpoints(folder) if folder.checkpoints.is_dir() else None
+    checkpoints = Checkpoints(folder, keep_best=experiment.keep_best) if folder.checkpoints.is_dir() else None
     have = checkpoints.steps() if checkpoints else []
     if checkpoints is None or not have:
         raise UserError(f"--workdir {folder.root}: expected a checkpoint, the run has none yet")
     try:
         if step is not None and step not in have:
             raise UserError(f"--step {step}: there is no such checkpoint (there are {', '.join(map(str, have))})")
+        if best:
+            step = checkpoints.best()
+            if step is None:
+                why = f"none has {experiment.keep_best}" if experiment.keep_best else "keep_best was not set"
+                raise UserError(f"--best: expected a run that kept its best checkpoint, {why}; name one with --step N")
         start = _start_again(folder, experiment, base)
         # As a float32 run: what was not trained must come back to the bit.
         experiment = dataclasses.replace(experiment, dtype="float32")
         model = MTPModel(config=start.config, dtype=jnp.dtype(jnp.float32))
         like = jax.eval_shape(lambda: trained(initial_state(model, experiment).params, experiment))
-        learnt = checkpoints.restore_params(have[-1] if step is None else step, like)
+        step = have[-1] if step is None else step
+        learnt = checkpoints.restore_params(step, like)
         params = merged(start.completed(learnt, experiment), experiment)
-        return Trained(start.config, params, folder.tokenizer, start.base)
+        return Trained(start.config, params, folder.tokenizer, start.base, step)
     finally:
         checkpoints.close()
 

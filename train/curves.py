@@ -56,7 +56,7 @@ def read_metrics(path: Path) -> list[Row]:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("step"), int):
                 raise ValueError("no step")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: expected a row of metrics: {error}") from error
         rows.append(row)
     if not rows:

@@ -36,6 +36,8 @@ _EVALUATED = ("eval_main_loss", "eval_mtp_loss", "eval_mtp_accuracy", "eval_mtp_
 _DECODED = ("acceptance", "tokens_per_round")
 _NOT_WITH_INIT = "no value beside init, whose config.json says it"
 
+_LARGEST = 3.4e38  # float32's
+
 
 def _setting(default: Any, meaning: str) -> Any:
     return dataclasses.field(default=default, metadata={"meaning": meaning})
@@ -250,8 +252,12 @@ class Experiment:
 
     def _require(self, name: str, holds: bool, expected: str) -> None:
         value = getattr(self, name)
-        finite = not isinstance(value, float) or math.isfinite(value)
-        if not (holds and finite):
+        numbers = value if isinstance(value, tuple) else (value,)
+        # What is finite here must be so on the device; a NaN is not at most anything.
+        if not all(abs(number) <= _LARGEST for number in numbers if isinstance(number, float)):
+            expected = f"{expected}, and no number beyond {_LARGEST:.3g}"
+            holds = False
+        if not holds:
             raise UserError(f"setting {name}: expected {expected}, got {_shown(value)}")
 
     def _require_one_of(self, name: str, names: tuple[str, ...]) -> None:

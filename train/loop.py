@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import end_ids
 from train.acceptance import Acceptance, held_out_prompts
@@ -54,6 +55,12 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     if experiment.init:  # the run continues from any folder
         experiment = dataclasses.replace(experiment, init=str(Path(experiment.init).absolute()))
     workdir = Workdir(root)
+    with closing(workdir):
+        return _train(experiment, workdir, progress)
+
+
+def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict[str, Any]:
+    workdir.claim()
     workdir.check_continues(experiment)
     if latest_step(workdir) == experiment.steps:
         progress.say(f"{workdir.root}: already trained to step {experiment.steps}")
@@ -68,6 +75,11 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     corpus = read_corpus(experiment, progress, workdir.root)
     tokenizer = start.tokenizer or run_tokenizer(experiment, workdir, corpus, progress)
     rows = packed_rows(experiment, corpus, tokenizer, progress)
+    if experiment.keep_best and not rows.held_out:
+        raise UserError(
+            f"setting keep_best: {experiment.keep_best} needs held-out documents, there are none: see held_out and "
+            "held_out_every"
+        )
     workdir.check_data(rows.record["fingerprint"])
     prompts = held_out_prompts(experiment, corpus, tokenizer) if experiment.acceptance_every else []
     workdir.create(experiment, tokenizer, rows.record, base)

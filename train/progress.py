@@ -77,6 +77,8 @@ _BRIEF = {
     "eval_main_loss": "held-out main",
     "eval_mtp_agreement": "held-out agreement",
     "acceptance": "acceptance",
+    "acceptance_control": "control",
+    "acceptance_identical": "identical",
 }
 _ROWS_SHOWN = 8
 

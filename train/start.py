@@ -19,6 +19,7 @@ from mtp_jax.hf.tensor_file import Reader
 from mtp_jax.mtp import MTPModel, init_params
 from mtp_jax.text import Tokenizer
 from train.experiment import Experiment
+from train.lora import adapted_paths
 
 _SAMPLE_BYTES = 4096
 
@@ -84,7 +85,8 @@ def read_start(experiment: Experiment) -> Start:
 
     Raises:
       UserError: if the base cannot be loaded, has no tokenizer or one that is larger than its vocabulary, has lost
-        its head and `new_head` is not set, or has one and it is.
+        its head and `new_head` is not set, or has one and it is; if there is nothing to adapt, or adapters
+        are wider than the model.
     """
     if not experiment.init:
         return Start(experiment.model_config())
@@ -108,7 +110,17 @@ def read_start(experiment: Experiment) -> Start:
         raise UserError(
             f"{folder}: its tokenizer has {len(tokenizer)} ids, more than {CONFIG}'s vocab_size {config.vocab_size}"
         )
+    if experiment.lora_rank:
+        _check_adapters(config, experiment)
     return Start(config, base, tokenizer)
+
+
+def _check_adapters(config: ModelConfig, experiment: Experiment) -> None:
+    if experiment.lora_rank > config.width:  # no projection has both sides larger
+        raise UserError(
+            f"setting lora_rank: expected at most the model's width {config.width}, got {experiment.lora_rank}"
+        )
+    adapted_paths(jax.eval_shape(lambda: init_params(MTPModel(config), jax.random.key(0))), experiment)
 
 
 def fingerprint(base: Manifest) -> str:

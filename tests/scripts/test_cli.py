@@ -178,6 +178,28 @@ def test_what_the_machine_refuses_is_one_line_and_status_2(cli, capsys):
     assert capsys.readouterr().err == f"error: {'x' * 300}: File name too long\n"
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("bytearray(2**62)", "error: out of memory: "),
+        ("jnp.zeros((2**20, 2**20, 2**10)).block_until_ready()", "error: out of memory: RESOURCE_EXHAUSTED: "),
+    ],
+)
+def test_too_little_memory_is_one_line_and_status_2(code, message):
+    done = run_python(f"import jax.numpy as jnp\ndef main(argv): {code}\n_cli.run(main)")
+    assert done.returncode == 2
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
+def test_other_errors_at_run_time_are_not_taken_for_it(cli):
+    def main(argv):
+        raise RuntimeError("a mistake of ours")
+
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        cli.run(main, [])
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_behind_stdout_is_one_line():
     done = run_python(

@@ -52,6 +52,7 @@ def test_svg_has_every_curve_there_is_and_png_is_a_picture(call, workdir):
         (None, "there is no such file"),
         ("", "there are none yet"),
         ('{"step": 1}\nx\n', "line 2: expected a row of metrics"),
+        ("[" * 100_000 + "\n", "line 1: expected a row of metrics"),
         ('{"loss": 1}\n', "line 1: expected a row of metrics: no step"),
     ],
 )

@@ -21,23 +21,25 @@ def _save(checkpoints, step, **figures):
 
 
 @pytest.mark.parametrize(
-    ("figure", "values", "kept"),
+    ("figure", "values", "kept", "best"),
     [
-        ("eval_main_loss", [3.0, 1.0, 2.0, 5.0], [2, 4]),
-        ("acceptance", [0.3, 0.1, 0.2, 0.25], [1, 4]),
-        ("acceptance", [None, 0.1, None, None], [2, 4]),
-        ("", [3.0, 1.0, 2.0, 5.0], [4]),
+        ("eval_main_loss", [3.0, 1.0, 2.0, 5.0], [2, 4], 2),
+        ("acceptance", [0.3, 0.1, 0.2, 0.25], [1, 4], 1),
+        ("acceptance", [None, 0.1, None, None], [2, 4], 2),
+        ("acceptance", [None, None, None, None], [4], None),
+        ("", [3.0, 1.0, 2.0, 5.0], [4], None),
     ],
 )
-def test_the_best_is_kept_beside_the_latest_also_across_starts(tmp_path, figure, values, kept):
+def test_the_best_is_kept_beside_the_latest_also_across_starts(tmp_path, figure, values, kept, best):
     for steps in ((1, 2), (3, 4)):
         checkpoints = Checkpoints(Workdir(tmp_path), keep=1, keep_best=figure)
         for step in steps:
             _save(checkpoints, step, **({figure: values[step - 1]} if figure else {}))
         checkpoints.wait()
         checkpoints.close()
-    checkpoints = Checkpoints(Workdir(tmp_path))
+    checkpoints = Checkpoints(Workdir(tmp_path), keep_best=figure)
     assert checkpoints.steps() == kept
+    assert checkpoints.best() == best
     like = jax.eval_shape(lambda: _state(0.0))
     for step in kept:
         np.testing.assert_array_equal(checkpoints.restore(step, like)[0].params["w"], [step] * 3)

@@ -45,6 +45,8 @@ def test_the_later_of_two_values_counts():
         ("learning_rate=nan", "learning_rate: expected"),
         ("rope_theta=inf", "rope_theta: expected"),
         ("learning_rate=inf", "learning_rate: expected"),
+        ("learning_rate=1e300", r"learning_rate: expected at least 0, and no number beyond 3\.4e\+38, got 1e\+300"),
+        ("mtp_weights=0.3,1e39", "no number beyond"),  # infinite on the device
         ("tie_embeddings=maybe", "tie_embeddings: expected bool"),
         ("mtp_weights=0.3,x", "mtp_weights: expected floats"),
         ("mtp_weights=0.3,nan", "mtp_weights: expected"),

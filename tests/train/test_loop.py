@@ -155,9 +155,11 @@ def test_a_damaged_data_json_is_refused(small_experiment, finished, tmp_path, co
 
 
 def test_lines_that_are_no_rows_are_dropped(small_experiment, finished, tmp_path):
+    """Wherever they stand: rows behind them stay."""
     shutil.copytree(finished, tmp_path / "run")
-    with open(tmp_path / "run" / "metrics.jsonl", "a") as file:
-        file.write('[1]\n{}\n{"step": "a"}\nx\n')
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    first, *others = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([first, "\0\n", *others, '[1]\n{}\n{"step": "a"}\nx\n']))
     assert train(small_experiment, tmp_path / "run", QUIET)["step"] == 6
     Workdir(tmp_path / "run").keep_rows_up_to(6)
     assert read_rows(tmp_path / "run") == read_rows(finished)
@@ -214,7 +216,7 @@ def test_a_run_that_diverges_stops_with_a_reason(small_experiment, tmp_path):
 
 
 def test_export_reads_any_checkpoint(small_experiment, finished, tmp_path):
-    config, params, tokenizer, manifest = load_for_export(finished, 2)
+    config, params, tokenizer, manifest, _ = load_for_export(finished, 2)
     assert manifest is None
     assert config == small_experiment.model_config()
     assert params["lm_head"]["kernel"].shape == (16, 320)
@@ -226,6 +228,54 @@ def test_export_reads_any_checkpoint(small_experiment, finished, tmp_path):
     with pytest.raises(UserError, match=r"no config\.json"):
         load_for_export(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_export_takes_the_best_checkpoint(small_experiment, finished, tmp_path):
+    """Trained at a rate that soon makes the loss worse, so that the best is not the last."""
+    with pytest.raises(UserError, match="--best: expected a run that kept its best checkpoint, keep_best was not set"):
+        load_for_export(finished, best=True)
+    settings = ["keep_best=eval_main_loss", "eval_every=1", "checkpoint_every=1", "keep_checkpoints=1", "log_every=1"]
+    wild = small_experiment.override([*settings, "learning_rate=3", "steps=4", "learning_rate_shape=constant"])
+    train(wild, tmp_path, QUIET)
+    losses = {row["step"]: row["eval_main_loss"] for row in read_rows(tmp_path)}
+    best = min(losses, key=lambda step: losses[step])
+    assert best < 4
+    learnt = load_for_export(tmp_path, best=True)
+    assert learnt.step == best
+    jax.tree.map(np.testing.assert_array_equal, learnt.params, load_for_export(tmp_path, best).params)
+
+
+def test_keep_best_needs_something_held_out(small_experiment, tmp_path):
+    settings = ["held_out=", "keep_best=eval_main_loss", "eval_every=1"]
+    with pytest.raises(UserError, match="setting keep_best: eval_main_loss needs held-out documents, there are none"):
+        train(small_experiment.override(settings), tmp_path / "run", QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_second_run_in_the_same_folder_is_refused(small_experiment, finished, tmp_path):
+    """While the first goes on, also one that finds the folder only when it makes it; afterwards it may."""
+    shutil.copytree(finished, tmp_path / "run")
+    more = small_experiment.override(["steps=7"])
+    first = Workdir(tmp_path / "run")
+    first.claim()
+    before = _contents(tmp_path / "run")
+    with pytest.raises(UserError, match="another run is training in it"):
+        train(more, tmp_path / "run", QUIET)
+
+    class Late(Progress):
+        def say(self, text):
+            if not (tmp_path / "new").exists():
+                (tmp_path / "new").mkdir()
+                second.claim()
+
+    second = Workdir(tmp_path / "new")
+    with pytest.raises(UserError, match="another run is training in it"):
+        train(small_experiment, tmp_path / "new", Late(quiet=True))
+    assert list((tmp_path / "new").iterdir()) == []
+    assert _contents(tmp_path / "run") == before
+    first.close()
+    second.close()
+    assert train(more, tmp_path / "run", QUIET)["step"] == 7
 
 
 def test_depths_parts_and_a_frozen_trunk_run_and_resume(small_experiment, tmp_path):

@@ -136,6 +136,24 @@ def test_targets_that_the_model_lacks_are_an_error(checkpoint, experiment):
         with_adapters(checkpoint.params, experiment)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["lora_targets=in_proj_z", "gradient_mode=head_only"], "lora_targets: the model has no projection in_proj_z"),
+        (["lora_rank=1000"], r"lora_rank: expected at most the model's width \d+, got 1000"),
+    ],
+)
+def test_adapters_that_cannot_be_are_refused_before_anything_is_written(experiment, tmp_path, settings, message):
+    with pytest.raises(UserError, match=message):
+        train(experiment.override(settings), tmp_path / "run", QUIET)
+    assert not (tmp_path / "run").exists()
+
+
+def test_adapters_of_a_trunk_that_is_frozen_are_refused(experiment):
+    with pytest.raises(UserError, match="lora_targets: expected nothing in the trunk, which gradient_mode=head_only"):
+        experiment.override(["lora_targets=fc,trunk.q_proj", "gradient_mode=head_only"])
+
+
 def test_every_projection_there_is_can_be_named(checkpoint, experiment):
     kernels = {path.split("/")[-2] for path in flatten(checkpoint.params) if path.endswith("/kernel")}
     assert kernels - set(PROJECTIONS) == {"in_proj_a", "in_proj_b", "conv1d", "lm_head"}
@@ -151,7 +169,7 @@ def test_merging_untrained_adapters_keeps_every_bit(checkpoint, experiment):
 def test_an_untrained_run_gives_back_every_byte(experiment, base, tmp_path):
     still = experiment.override([*STILL, "dtype=bfloat16"])
     train(still, tmp_path / "run", QUIET)
-    config, params, tokenizer, manifest = load_for_export(tmp_path / "run")
+    config, params, tokenizer, manifest, _ = load_for_export(tmp_path / "run")
     save_checkpoint(tmp_path / "out", config, params, manifest, tokenizer)
     assert files_of(tmp_path / "out") == files_of(base)
 

@@ -24,6 +24,9 @@ def test_a_terminal_shows_the_latest_rows_with_the_last_evaluation_and_a_bar():
 def test_elsewhere_rows_are_lines_now_and_then(capsys):
     with Progress().training(3, 0) as update:
         for step in (1, 2, 3):
-            update(step, {"step": step, "main_loss": 1.5, "acceptance": 0.25, "tokens_per_second": 10.0})
+            checks = {"acceptance": 0.25, "acceptance_identical": 1.0, "acceptance_control": 0.0}
+            update(step, {"step": step, "main_loss": 1.5, **checks, "tokens_per_second": 10.0})
     lines = capsys.readouterr().err.splitlines()
-    assert lines == [f"step {step}/3  main 1.500  acceptance 0.250  10 tokens/s" for step in (1, 3)]
+    assert lines == [
+        f"step {step}/3  main 1.500  acceptance 0.250  control 0.000  identical 1.000  10 tokens/s" for step in (1, 3)
+    ]

@@ -65,7 +65,7 @@ def finished(experiment, tmp_path_factory):
 
 
 def export(workdir, out, **options):
-    config, params, tokenizer, manifest = load_for_export(workdir, **options)
+    config, params, tokenizer, manifest, _ = load_for_export(workdir, **options)
     save_checkpoint(out, config, params, manifest, tokenizer)
     return out
 
@@ -142,7 +142,7 @@ def test_export_needs_the_base_and_says_so(finished, base, tmp_path):
 
 def test_the_head_alone_is_what_the_export_holds(finished, base, tmp_path):
     out = export(finished, tmp_path / "out")
-    config, params, _, manifest = load_for_export(finished)
+    config, params, _, manifest, _ = load_for_export(finished)
     save_head(tmp_path / "head.safetensors", config, params, manifest)
     (tmp_path / "alone").mkdir()
     (tmp_path / "head.safetensors").rename(tmp_path / "alone" / "head.safetensors")
