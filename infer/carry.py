@@ -23,7 +23,7 @@ class Context(NamedTuple):
 
     trunk: State
     head: State
-    hidden: Float[Array, "B D"]  # the trunk's normed output on the newest token
+    hidden: Float[Array, "B D"]  # the trunk's on the newest token, as the head reads it
 
 
 class Trace(NamedTuple):
@@ -48,7 +48,7 @@ class DecodeCarry(NamedTuple):
     """
 
     context: Context  # between rounds the newest token is known, so the head has read the last pair too
-    draft_hidden: Float[Array, "B D"]  # the head's normed output on its newest pair
+    draft_hidden: Float[Array, "B D"]  # the head's on its newest pair, as it reads it itself
     key: UInt[Array, "B 2"]  # of the row's noise
     tokens: Int[Array, "B S"]  # prompt, then new tokens; the trunk has not read the newest
     prompt_length: Int[Array, " B"]

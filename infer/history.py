@@ -15,7 +15,7 @@ from infer.carry import Context
 from infer.programs import Programs
 from infer.prompt_reading import read_pieces
 from infer.speculative import unread
-from mtp_jax.state import Bookmark, bookmark, grow, return_to
+from mtp_jax.state import Bookmark, bookmark, forget_newest, grow, return_to
 
 MARKS = 6
 """Kept at most, the newest: those of two turns. Each holds a copy of all DeltaNet memories."""
@@ -118,8 +118,8 @@ class History:
           context: between rounds, when the head has read the pair of the newest token too. As that token is not read
             yet, and may never be, the pair is forgotten; what reads on reads it again.
         """
-        length = jnp.maximum(context.trunk.length - 1, 0) if self._with_head else context.head.length
-        self._now = list(tokens), context._replace(head=context.head._replace(length=length))
+        head = forget_newest(context.head) if self._with_head else context.head
+        self._now = list(tokens), context._replace(head=head)
 
     def forget(self) -> None:
         """Empties the history."""

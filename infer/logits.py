@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from mtp_jax.config import HeadReads
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
 from mtp_jax.state import empty_head_state
@@ -44,7 +45,8 @@ def all_logits(model: MTPModel, params: dict, ids: np.ndarray) -> dict[str, np.n
         chained_logits[0] = head(h_{T-1}, e(argmax main_logits[T-1])) W
         chained_logits[k] = head(own normed output of entry k-1, e(argmax chained_logits[k-1])) W
 
-    The head's cache is primed with the T-1 pairs that come before the chain. No id is masked.
+    The head's cache is primed with the T-1 pairs that come before the chain. With `head_reads` BEFORE_NORM the head
+    reads the streams before these norms; of several layers, entry k is that of layer k, or the last. No id is masked.
 
     Args:
       ids: integers [B, T], T >= 1, of full rows: nothing is padding.
@@ -78,7 +80,8 @@ def _forward(model: MTPModel, params: dict, ids: Int[Array, "B T"]) -> dict[str,
     main = bound.logits(hidden)
     result = {"main_logits": main, "hidden": hidden, "hidden_before_norm": before}
     if model.config.num_mtp_layers:
-        drafted, chained = _head(model, params, ids, hidden, main)
+        read = hidden if model.config.head_reads is HeadReads.AFTER_NORM else before
+        drafted, chained = _head(model, params, ids, read, main)
         result |= {"mtp_logits": drafted, "chained_logits": chained}
     return {name: value.astype(jnp.float32) for name, value in result.items()}
 
@@ -98,15 +101,20 @@ def _head(
     if length > 1:
         kept = jnp.full((rows,), length - 1, jnp.int32)
         out, state = bound.mtp_extend(hidden[:, :-1], ids[:, 1:], state, kept)
-        drafted = bound.logits(out)
+        drafted = bound.logits(bound.head_output(out))
     one = jnp.ones((rows,), jnp.int32)
 
-    def draft(carry: tuple, _: None) -> tuple[tuple, Array]:
+    def draft(depth: int, carry: tuple, _: None) -> tuple[tuple, Array]:
         own, logits, state = carry
-        own, state = bound.mtp_extend(own, jnp.argmax(logits, axis=-1).astype(jnp.int32), state, one)
-        logits = bound.logits(own)
-        return (own, logits, state), logits[:, 0]
+        own, state = bound.mtp_extend(own, jnp.argmax(logits, axis=-1).astype(jnp.int32), state, one, depth)
+        logits = bound.logits(bound.head_output(own, depth))
+        return (own, logits, state), logits
 
-    # A scan, not a Python loop: the head is compiled once instead of four times.
-    _, chained = jax.lax.scan(draft, (hidden[:, -1:], main[:, -1:], state), length=CHAINED)
-    return drafted, jnp.moveaxis(chained, 0, 1)
+    # The last layer drafts the rest. A scan, not a Python loop: it is compiled once.
+    carry, last = (hidden[:, -1:], main[:, -1:], state), min(model.config.num_mtp_layers, CHAINED)
+    by_layer = []
+    for depth in range(1, last):
+        carry, logits = draft(depth, carry, None)
+        by_layer.append(logits)
+    _, rest = jax.lax.scan(partial(draft, last), carry, length=CHAINED + 1 - last)
+    return drafted, jnp.concatenate([*by_layer, jnp.moveaxis(rest[:, :, 0], 0, 1)], axis=1)

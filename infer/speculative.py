@@ -28,7 +28,7 @@ from infer.noise import Role, gumbel
 from infer.sampling import Past, Rule, draw, log_probabilities, warp
 from infer.verify import Outcome, Verdict, settle, verify_rejection, verify_shared_noise
 from mtp_jax.mtp import MTPModel
-from mtp_jax.state import commit, place
+from mtp_jax.state import commit, pair_up, place
 
 
 @partial(jax.jit, static_argnames=("model", "batch", "num_slots"))
@@ -65,12 +65,9 @@ def read(
     hidden, trunk = bound.extend(tokens, context.trunk, lengths)
     head = context.head
     if with_head:
-        # Nothing waits for a row's very first token: its pairs begin one later.
-        begin = (context.trunk.length == 0).astype(jnp.int32)
-        take = jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, tokens.shape[1]))
-        waiting = take(jnp.concatenate([context.hidden[:, None], hidden], axis=1), begin)
-        following = take(jnp.pad(tokens, ((0, 0), (0, 1))), begin)
-        _, head = bound.mtp_extend(waiting, following, head, jnp.maximum(lengths - begin, 0))
+        # Nothing waits for a row's very first token.
+        pairs = pair_up(context.hidden, hidden, tokens, lengths, context.trunk.length == 0)
+        _, head = bound.mtp_extend(*pairs[:2], head, pairs[2])
     newest = row_at(hidden, jnp.maximum(lengths - 1, 0))
     return Context(trunk, head, jnp.where((lengths > 0)[:, None], newest, context.hidden))
 
@@ -190,7 +187,7 @@ def draft_with_head(
 ) -> Drafts:
     """Drafts with the MTP head: the first from `draft_hidden`, the others by chaining its own output.
 
-    A chained pass reads (own output after the last norm, embedding of the newest draft), one token at a time. Each
+    A chained pass reads (own hidden state, embedding of the newest draft), one token at a time. Each
     draft is drawn as the trunk draws: under the same rule, with the drafts before it as further history.
     """
     hidden, head = carry.draft_hidden[:, None, :], carry.context.head
@@ -198,12 +195,14 @@ def draft_with_head(
     tokens, laws = _no_drafts(carry).tokens, []
     for i in range(num_drafts):
         if i:
-            hidden, head = model.mtp_extend(hidden, tokens[:, -1:], head, one)
-        logits = model.logits(hidden) if vocabulary is None else subset_logits(hidden, vocabulary, noise.shape[-1])
+            hidden, head = model.mtp_extend(hidden, tokens[:, -1:], head, one, depth=i + 1)
+        output = model.head_output(hidden, depth=i + 1)
+        logits = model.logits(output) if vocabulary is None else subset_logits(output, vocabulary, noise.shape[-1])
         law = warp(logits, rule, Past(carry.tokens, carry.prompt_length, carry.num_new, tokens))
         tokens = jnp.concatenate([tokens, draw(law, noise[:, i : i + 1])], axis=1)
         laws.append(law)
-    return Drafts(tokens, head._replace(length=carry.context.head.length), jnp.concatenate(laws, axis=1))
+    old = carry.context.head
+    return Drafts(tokens, head._replace(length=old.length, waiting=old.waiting), jnp.concatenate(laws, axis=1))
 
 
 def _no_drafts(carry: DecodeCarry) -> Drafts:
@@ -237,7 +236,7 @@ def _judge(
 ) -> tuple[DecodeCarry, Verdict, Outcome]:
     """Decides which drafts stand, given what the trunk says after the newest token and after each draft, and appends
     them and the token that follows."""
-    logits = model.logits(hidden)
+    logits = model.logits(model.trunk_output(hidden))
     warped = warp(logits, rule, Past(carry.tokens, carry.prompt_length, carry.num_new, drafts.tokens))
     if plan.verifier == "rejection":
         laws = warped[:, :0] if drafts.laws is None else drafts.laws
@@ -324,7 +323,8 @@ def _write(buffer: Array, values: Array, start: Int[Array, " B"]) -> Array:
 @partial(jax.jit, static_argnames=("model",))
 def logits_of(model: MTPModel, params: PyTree, context: Context) -> Float[Array, "B vocab"]:
     """Logits that the first token after the context is chosen from."""
-    return model.bind({"params": params}).logits(context.hidden)
+    bound = model.bind({"params": params})
+    return bound.logits(bound.trunk_output(context.hidden))
 
 
 @partial(jax.jit, static_argnames=("model",))
@@ -332,4 +332,4 @@ def next_token_logits(model: MTPModel, params: PyTree, carry: DecodeCarry) -> Fl
     """Logits that the next round of plain decoding would choose from; the carry stays as it is."""
     bound = model.bind({"params": params})
     hidden, _ = bound.probe(carry.newest[:, None], carry.context.trunk)
-    return bound.logits(hidden[:, 0])
+    return bound.logits(bound.trunk_output(hidden[:, 0]))

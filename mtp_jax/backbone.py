@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int
 from mtp_jax.config import ModelConfig
 from mtp_jax.documents import Documents
 from mtp_jax.layers.block import Block, block_class
-from mtp_jax.layers.norm import RMSNorm
+from mtp_jax.layers.norm import LastNorm
 from mtp_jax.state import State, Trail
 
 
@@ -22,8 +22,11 @@ class Backbone(nn.Module):
 
     def setup(self) -> None:
         block = block_class(self.remat)
-        self.layers = [block(self.config, kind, self.dtype) for kind in self.config.layer_types]
-        self.norm = RMSNorm(self.config.norm_eps)
+        config = self.config
+        self.layers = [
+            block(config, kind, config.layer_moe(n), self.dtype) for n, kind in enumerate(config.layer_types)
+        ]
+        self.norm = LastNorm(config.norm_eps, config.zero_centred_norms, config.head_reads)
 
     def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:
         """Training; the result is before the final norm."""
@@ -34,17 +37,17 @@ class Backbone(nn.Module):
     def extend(
         self, x: Float[Array, "B T D"], state: State, lengths: Int[Array, " B"]
     ) -> tuple[Float[Array, "B T D"], State]:
-        """Keeps the first `lengths` tokens of each row; the result is after the final norm."""
+        """Keeps the first `lengths` tokens of each row; the result is what the head reads."""
         x, state = extend_layers(self.layers, x, state, lengths)
-        return self.norm(x), state
+        return self.norm.hidden(x), state
 
     def probe(self, x: Float[Array, "B T D"], state: State) -> tuple[Float[Array, "B T D"], Trail]:
-        """Leaves the state alone; the result is after the final norm."""
+        """Leaves the state alone; the result is what the head reads."""
         trails = []
         for layer, layer_state in zip(self.layers, state.layers, strict=True):
             x, trail = layer.probe(x, layer_state, state.length)
             trails.append(trail)
-        return self.norm(x), Trail(tuple(trails))
+        return self.norm.hidden(x), Trail(tuple(trails))
 
 
 def extend_layers(

@@ -177,12 +177,13 @@ class ModelConfig:
       delta: shape of the DeltaNet layers; None only if there are none.
       norm_eps: added to the mean square in every RMSNorm.
       tie_embeddings: the embedding is the output matrix, transposed.
-      num_mtp_layers: 0 (no head) or 1.
+      num_mtp_layers: layers of the head; 0: there is none. The first drafts one token ahead, each further one one more.
       max_position_embeddings: the most tokens a row may hold.
       moe: shape of the mixture of experts; None: all layers are dense.
       num_dense_layers: with `moe`, so many layers from the first on are dense even so. The head's never are.
       zero_centred_norms: RMSNorms multiply by 1 + scale, not by scale (DeltaNet's gated norm always by scale).
       head_reads: which hidden state the head reads.
+      mtp_layers_share: the head's layers share one projection and its norms (Qwen), or have their own each (GLM).
     """
 
     vocab_size: int
@@ -199,6 +200,7 @@ class ModelConfig:
     num_dense_layers: int = 0
     zero_centred_norms: bool = True
     head_reads: HeadReads = HeadReads.AFTER_NORM
+    mtp_layers_share: bool = True
 
     def __post_init__(self) -> None:
         _check_positive(self, "vocab_size", "width", "norm_eps", "max_position_embeddings")
@@ -214,8 +216,8 @@ class ModelConfig:
             raise ValueError("layer_types must name at least one layer, got none")
         if LayerType.LINEAR in self.layer_types and self.delta is None:
             raise ValueError("layer_types has linear_attention layers, so delta must be given, got None")
-        if self.num_mtp_layers not in (0, 1):
-            raise ValueError(f"num_mtp_layers must be 0 or 1, got {self.num_mtp_layers}")
+        if self.num_mtp_layers < 0:
+            raise ValueError(f"num_mtp_layers must be at least 0, got {self.num_mtp_layers}")
 
     @property
     def num_layers(self) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -9,20 +10,24 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from mtp_jax.backbone import Backbone, extend_layers
+from mtp_jax.backbone import Backbone
 from mtp_jax.config import LayerType, ModelConfig
 from mtp_jax.documents import Documents, documents
 from mtp_jax.layers.block import block_class
-from mtp_jax.layers.norm import RMSNorm
-from mtp_jax.state import ChainState, State, Trail, empty_head_state, empty_trunk_state
+from mtp_jax.layers.norm import LastNorm, RMSNorm
+from mtp_jax.state import ChainState, State, Trail, empty_head_state, empty_trunk_state, last_inputs, pair_up
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class MTPHead(nn.Module):
-    """One decoder layer that guesses token t+2 from the trunk's hidden state at t and the embedding of token t+1.
+    """Decoder layers, most often one, that guess further tokens: the first, token t+2 from the trunk's hidden state h^0
+    at t and the embedding of token t+1; the next, one token further from what the first says, and so on.
 
-        h'_t = norm(block(W_fc [norm_e(embed(x_{t+1})); norm_h(h_t)]))
+        h^d_t = norm(block(W_fc [norm_e(embed(x_{t+d})); norm_h(h^{d-1}_t)]))       the guess of token t+d+1
 
-    Its output takes the place of h when drafts are chained. Rotary positions count like the embedded token.
+    At depths past the last layer that layer runs on its own output. Rotary positions count like the embedded token.
+    With `head_reads` BEFORE_NORM, h^d are the streams before the trunk's final norm and before these.
 
     Reference: DeepSeek-V3, arXiv:2412.19437, section 2.2, with the embedding half first and post-norm chaining.
     """
@@ -32,34 +37,38 @@ class MTPHead(nn.Module):
     remat: str = "none"
 
     def setup(self) -> None:
-        eps = self.config.norm_eps
+        config = self.config
+        norm = config.norm_eps, config.zero_centred_norms
         block = block_class(self.remat)
-        self.pre_fc_norm_embedding = RMSNorm(eps)
-        self.pre_fc_norm_hidden = RMSNorm(eps)
-        self.fc = nn.Dense(self.config.width, use_bias=False, dtype=self.dtype)
         self.layers = [
-            block(self.config, LayerType.FULL, self.dtype, position_offset=1) for _ in range(self.config.num_mtp_layers)
+            block(config, LayerType.FULL, config.moe, self.dtype, position_offset=k + 1)
+            for k in range(config.num_mtp_layers)
         ]
-        self.norm = RMSNorm(eps)
+        suffixes = [""] if config.mtp_layers_share else [f"_{k}" if k else "" for k in range(config.num_mtp_layers)]
+        self.embedding_norms = [RMSNorm(*norm, name=f"pre_fc_norm_embedding{suffix}") for suffix in suffixes]
+        self.hidden_norms = [RMSNorm(*norm, name=f"pre_fc_norm_hidden{suffix}") for suffix in suffixes]
+        self.projections = [
+            nn.Dense(config.width, use_bias=False, dtype=self.dtype, name=f"fc{suffix}") for suffix in suffixes
+        ]
+        self.norms = [LastNorm(*norm, config.head_reads, name=f"norm{suffix}") for suffix in suffixes]
 
     def __call__(
         self, hidden: Float[Array, "B T D"], embedded: Sequence[Float[Array, "B T D"]], docs: Documents
     ) -> list[Float[Array, "B T D"]]:
-        """Training, documents kept apart: the head run on its own output, once for each depth.
+        """Training, documents kept apart: once for each depth.
 
         Args:
           embedded: for depth d, at index t, the embedding of token t+d.
 
         Returns:
-          the normed output of each depth; at depth d, index t is the guess of token t+d+1.
+          what the next depth reads of each; at depth d, index t is the guess of token t+d+1.
         """
         states: list[ChainState | None] = [None] * len(self.layers)
         outputs = []
-        for next_embedded in embedded:
-            x = self._fuse(hidden, next_embedded)
-            for i, layer in enumerate(self.layers):
-                x, states[i] = layer.chain(x, docs, states[i])
-            hidden = self.norm(x)
+        for depth, next_embedded in enumerate(embedded, 1):
+            k = self.layer_at(depth)
+            x, states[k] = self.layers[k].chain(self._fuse(k, hidden, next_embedded), docs, states[k])
+            hidden = self._of(self.norms, k).hidden(x)
             outputs.append(hidden)
         return outputs
 
@@ -69,14 +78,46 @@ class MTPHead(nn.Module):
         embedded: Float[Array, "B T D"],
         state: State,
         lengths: Int[Array, " B"],
+        depth: int = 1,
     ) -> tuple[Float[Array, "B T D"], State]:
-        """Keeps the first `lengths` pairs of each row."""
-        x, state = extend_layers(self.layers, self._fuse(hidden, embedded), state, lengths)
-        return self.norm(x), state
+        """Keeps the first `lengths` pairs of each row.
 
-    def _fuse(self, hidden: Float[Array, "B T D"], embedded: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        halves = [self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)]
-        return self.fc(jnp.concatenate(halves, axis=-1))
+        Args:
+          depth: of the guess that is asked for. Layers before its own are left where they are: they would read
+            tokens that are only guessed.
+
+        Returns:
+          hidden states of the layer of that depth, and the state, in which the layers after it follow one behind.
+        """
+        layers, waiting = list(state.layers), list(state.waiting)
+        first = self.layer_at(depth)
+        kept, asked_for = lengths, None
+        for k in range(first, len(layers)):
+            if k > first:
+                window = jnp.concatenate([waiting[k - 1], hidden], axis=1)
+                waiting[k - 1], before = last_inputs(window, kept, 2), waiting[k - 1][:, 1]
+                hidden, embedded, kept = pair_up(before, hidden, embedded, kept, state.length < k)
+            held = jnp.maximum(state.length - k, 0)
+            x, layers[k] = self.layers[k].extend(self._fuse(k, hidden, embedded), layers[k], held, kept)
+            hidden = self._of(self.norms, k).hidden(x)
+            asked_for = hidden if asked_for is None else asked_for
+        assert asked_for is not None
+        return asked_for, State(tuple(layers), state.length + lengths, tuple(waiting))
+
+    def output(self, hidden: Float[Array, "*batch D"], depth: int) -> Float[Array, "*batch D"]:
+        """What the output matrix reads, of a hidden state of that depth."""
+        return self._of(self.norms, self.layer_at(depth)).output(hidden)
+
+    def layer_at(self, depth: int) -> int:
+        """Index of the layer that guesses `depth` tokens ahead, 1 or more."""
+        return min(depth, self.config.num_mtp_layers) - 1
+
+    def _fuse(self, k: int, hidden: Float[Array, "B T D"], embedded: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        halves = [self._of(self.embedding_norms, k)(embedded), self._of(self.hidden_norms, k)(hidden)]
+        return self._of(self.projections, k)(jnp.concatenate(halves, axis=-1))
+
+    def _of(self, modules: Sequence[M], k: int) -> M:
+        return modules[0 if self.config.mtp_layers_share else k]
 
 
 class OutputMatrix(nn.Module):
@@ -132,9 +173,17 @@ class MTPModel(nn.Module):
         """Token embeddings in the compute dtype; ids must lie within the vocabulary."""
         return self.lm_head.embed(tokens) if self.config.tie_embeddings else self.embed_tokens(tokens)
 
-    def logits(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch vocab"]:
-        """float32 scores of the token after a normed hidden state, the trunk's or the head's."""
-        return self.lm_head.logits(hidden)
+    def logits(self, output: Float[Array, "*batch D"]) -> Float[Array, "*batch vocab"]:
+        """float32 scores of the next token from `trunk_output` or `head_output`."""
+        return self.lm_head.logits(output)
+
+    def trunk_output(self, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        """What the output matrix reads, of a hidden state as the trunk gives it: after the final norm."""
+        return self.trunk.norm.output(hidden)
+
+    def head_output(self, hidden: Float[Array, "*batch D"], depth: int = 1) -> Float[Array, "*batch D"]:
+        """What the output matrix reads, of a hidden state as the head gives it at that depth: after its last norm."""
+        return self.mtp_head.output(hidden, depth)
 
     def hidden_before_norm(self, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The trunk's residual stream after its last block."""
@@ -145,8 +194,8 @@ class MTPModel(nn.Module):
         return self.trunk.norm(x)
 
     def __call__(self, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-        """The trunk's hidden states after the final norm; every change of segment id starts a document."""
-        return self.final_norm(self.hidden_before_norm(tokens, segment_ids))
+        """The trunk's hidden states, as the head reads them; every change of segment id starts a document."""
+        return self.trunk.norm.hidden(self.hidden_before_norm(tokens, segment_ids))
 
     def mtp(
         self,
@@ -154,7 +203,7 @@ class MTPModel(nn.Module):
         next_tokens: Int[Array, "B T"],
         segment_ids: Int[Array, "B T"],
     ) -> Float[Array, "B T D"]:
-        """The head's normed hidden states; entry t reads hidden[t] and the embedding of next_tokens[t].
+        """The head's hidden states; entry t reads hidden[t] and the embedding of next_tokens[t].
 
         At a document's last token the next token belongs to its neighbour: leave that entry out of the loss.
         """
@@ -167,7 +216,7 @@ class MTPModel(nn.Module):
         segment_ids: Int[Array, "B T"],
         depths: int,
     ) -> list[Float[Array, "B T D"]]:
-        """The head's normed hidden states at depths 1, 2, .. as decoding chains them, at every index at once.
+        """The head's hidden states at depths 1, 2, .. as decoding chains them, at every index at once.
 
             own_1[t] = head(hidden[t], e(token t+1)),    own_d[t] = head(own_{d-1}[t], e(token t+d))
 
@@ -186,7 +235,7 @@ class MTPModel(nn.Module):
     ) -> tuple[Float[Array, "B T D"], State]:
         """Feeds T tokens and keeps the first `lengths` of each row, 0 <= lengths <= T.
 
-        Hidden states (after the final norm) past a row's length are of no meaning. Needs length + T <= S slots.
+        Hidden states, as the head reads them, are of no meaning past a row's length. Needs length + T <= S slots.
         """
         return self.trunk.extend(self.embed(tokens), state, lengths)
 
@@ -200,12 +249,14 @@ class MTPModel(nn.Module):
         next_tokens: Int[Array, "B T"],
         state: State,
         lengths: Int[Array, " B"],
+        depth: int = 1,
     ) -> tuple[Float[Array, "B T D"], State]:
         """Feeds the head T pairs (hidden_t, token t+1) and keeps the first `lengths` of each row.
 
-        A chained draft feeds the head's own result as `hidden`; put `length` back afterwards to forget it.
+        A chained draft, at depth 2 and up, feeds the head's own result of the depth before as `hidden`; put `length`
+        and `waiting` back afterwards to forget it.
         """
-        return self.mtp_head.extend(hidden, self.embed(next_tokens), state, lengths)
+        return self.mtp_head.extend(hidden, self.embed(next_tokens), state, lengths, depth)
 
     def empty_state(self, batch: int, num_slots: int) -> tuple[State, State]:
         """States of trunk and head before the first token."""
@@ -216,10 +267,13 @@ class MTPModel(nn.Module):
 
     def touch(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T vocab"]:
         """Runs every parameter once; what `init_params` traces."""
-        hidden = self(tokens, jnp.zeros_like(tokens))
-        if self.config.num_mtp_layers:
-            hidden = self.mtp(hidden, tokens, jnp.zeros_like(tokens))
-        return self.logits(hidden)
+        segment_ids = jnp.zeros_like(tokens)
+        hidden = self(tokens, segment_ids)
+        outputs = [self.trunk_output(hidden)]
+        if depths := self.config.num_mtp_layers:
+            chained = self.mtp_chain(hidden, tokens, segment_ids, depths)
+            outputs += [self.head_output(own, depth) for depth, own in enumerate(chained, 1)]
+        return self.logits(sum(outputs[1:], start=outputs[0]))
 
 
 @partial(jax.jit, static_argnames="model")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
 
@@ -30,10 +30,15 @@ class DeltaState(NamedTuple):
 
 
 class State(NamedTuple):
-    """State of a stack of layers: the trunk's or the MTP head's."""
+    """State of a stack of layers: the trunk's or the MTP head's.
+
+    Of a head with several layers, layer k holds k tokens fewer, since it reads what layer k - 1 says of a token only
+    once the next one is known. What layer k - 1 said last, and before that, waits in `waiting[k - 1]`.
+    """
 
     layers: tuple[AttentionState | DeltaState, ...]
-    length: Int[Array, " B"]  # tokens held, for every layer alike
+    length: Int[Array, " B"]  # tokens held
+    waiting: tuple[Float[Array, "B 2 D"], ...] = ()
 
 
 class ChainState(NamedTuple):
@@ -89,6 +94,7 @@ class Bookmark(NamedTuple):
 
     layers: tuple[DeltaState | None, ...]
     length: Int[Array, " B"]
+    waiting: tuple[Float[Array, "B 2 D"], ...]
 
 
 def empty_trunk_state(config: ModelConfig, batch: int, num_slots: int, dtype: DTypeLike) -> State:
@@ -103,7 +109,9 @@ def empty_trunk_state(config: ModelConfig, batch: int, num_slots: int, dtype: DT
 
 def empty_head_state(config: ModelConfig, batch: int, num_slots: int, dtype: DTypeLike) -> State:
     """State of the MTP head before its first (hidden, next token) pair; arguments as in `empty_trunk_state`."""
-    return _empty_state(config, (LayerType.FULL,) * config.num_mtp_layers, batch, num_slots, dtype)
+    state = _empty_state(config, (LayerType.FULL,) * config.num_mtp_layers, batch, num_slots, dtype)
+    waiting = (jnp.zeros((batch, 2, config.width), dtype) for _ in range(config.num_mtp_layers - 1))
+    return state._replace(waiting=tuple(waiting))
 
 
 def _empty_state(
@@ -168,7 +176,7 @@ def last_inputs(window: Float[Array, "B X P"], n: Int[Array, " B"], count: int) 
 def bookmark(state: State) -> Bookmark:
     """A place to `return_to` later. Copies, so that it outlives a state that is donated; no keys or values in it."""
     layers = (None if isinstance(layer, AttentionState) else layer for layer in state.layers)
-    return jax.tree.map(jnp.copy, Bookmark(tuple(layers), state.length))
+    return jax.tree.map(jnp.copy, Bookmark(tuple(layers), state.length, state.waiting))
 
 
 def return_to(state: State, bookmark: Bookmark) -> State:
@@ -182,7 +190,40 @@ def return_to(state: State, bookmark: Bookmark) -> State:
     layers = (
         current if earlier is None else earlier for current, earlier in zip(state.layers, kept.layers, strict=True)
     )
-    return State(tuple(layers), kept.length)
+    return State(tuple(layers), kept.length, kept.waiting)
+
+
+def pair_up(
+    waiting: Shaped[Array, "B D"],
+    hidden: Float[Array, "B T D"],
+    following: Shaped[Array, "B T ..."],
+    lengths: Int[Array, " B"],
+    nothing_waits: Bool[Array, " B"],
+) -> tuple[Float[Array, "B T D"], Shaped[Array, "B T ..."], Int[Array, " B"]]:
+    """Pairs of hidden states and the tokens after theirs, for a layer that reads one token behind.
+
+    The first token goes with the hidden state that waited for it, each further one with the one before it:
+
+        (waiting, following[0]), (hidden[0], following[1]), ..       or, if nothing waits, from the second pair on
+
+    Args:
+      hidden: of T tokens, of which a row keeps the first `lengths`.
+      following: those tokens, or their embeddings.
+
+    Returns:
+      hidden states and tokens of T pairs, and how many of them each row keeps.
+    """
+    begin = nothing_waits.astype(jnp.int32)
+    take = jax.vmap(lambda row, i: jax.lax.dynamic_slice_in_dim(row, i, hidden.shape[1]))
+    behind = take(jnp.concatenate([waiting[:, None], hidden], axis=1), begin)
+    padding = [(0, 0), (0, 1), *[(0, 0)] * (following.ndim - 2)]
+    return behind, take(jnp.pad(following, padding), begin), jnp.maximum(lengths - begin, 0)
+
+
+def forget_newest(head: State) -> State:
+    """The head before its newest pair. Once: what waited before that is not kept."""
+    waiting = tuple(jnp.repeat(pair[:, :1], 2, axis=1) for pair in head.waiting)
+    return head._replace(length=jnp.maximum(head.length - 1, 0), waiting=waiting)
 
 
 def grow(state: State, num_slots: int) -> State:
@@ -202,7 +243,7 @@ def grow(state: State, num_slots: int) -> State:
         AttentionState(widen(layer.k), widen(layer.v)) if isinstance(layer, AttentionState) else layer
         for layer in state.layers
     )
-    return State(tuple(layers), state.length)
+    return state._replace(layers=tuple(layers))
 
 
 def place(tree: PyTree, row: Int[Array, ""], fresh: PyTree) -> PyTree:

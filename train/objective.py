@@ -98,18 +98,21 @@ def losses(
     weights = per_target * jnp.concatenate([jnp.ones(1), mtp_weight[None] * depth_weights])[:, None, None]
 
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
-    hidden = model.bind({"params": params})(tokens, segment_ids)
+    trunk = model.bind({"params": params})
+    hidden = trunk(tokens, segment_ids)
     head_params, seen_by_head = params, hidden
     if experiment.gradient_mode != "joint":
         given, seen_by_head = jax.lax.stop_gradient((params, hidden))
         head_params = {**given, "mtp": params["mtp"]}
-    chained = model.bind({"params": head_params}).mtp_chain(seen_by_head, tokens, segment_ids, depths)
+    head = model.bind({"params": head_params})
+    chained = head.mtp_chain(seen_by_head, tokens, segment_ids, depths)
+    head_outputs = [head.head_output(own, depth) for depth, own in enumerate(chained, 1)]
 
     at_place = [
-        jnp.pad(own, [(0, 0), (depth, 0), (0, 0)])[:, : tokens.shape[1]] for depth, own in enumerate(chained, 1)
+        jnp.pad(own, [(0, 0), (depth, 0), (0, 0)])[:, : tokens.shape[1]] for depth, own in enumerate(head_outputs, 1)
     ]
     loss, by_token = vocabulary_losses(
-        jnp.stack([hidden, *at_place]).reshape(depths + 1, -1, hidden.shape[-1]),
+        jnp.stack([trunk.trunk_output(hidden), *at_place]).reshape(depths + 1, -1, hidden.shape[-1]),
         params["lm_head"]["kernel"],
         labels.reshape(-1),
         weights.reshape(depths + 1, -1),

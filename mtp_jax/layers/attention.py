@@ -1,4 +1,4 @@
-"""Gated full attention with grouped key/value heads, q/k norm and partial rotary positions."""
+"""Full attention with grouped key/value heads and partial rotary positions, gated and with q/k norm where asked for."""
 
 import jax
 import jax.numpy as jnp
@@ -48,8 +48,8 @@ def attend(
     return y.reshape(batch, time, heads, width)
 
 
-class GatedAttention(nn.Module):
-    """y = W_o (attend(rotate(norm(q)), rotate(norm(k)), v) * sigmoid(gate)).
+class Attention(nn.Module):
+    """y = W_o (attend(rotate(norm(q)), rotate(norm(k)), v) * sigmoid(gate)), without what the config leaves out.
 
     Attributes:
       position_offset: added to every rotary position. The MTP head's is 1: it counts like the token it embeds.
@@ -58,21 +58,23 @@ class GatedAttention(nn.Module):
     config: AttentionConfig
     width: int
     norm_eps: float
+    zero_centred_norms: bool
     dtype: DTypeLike
     position_offset: int = 0
 
     def setup(self) -> None:
         config = self.config
 
-        def dense(features: int) -> nn.Dense:
-            return nn.Dense(features, use_bias=False, dtype=self.dtype)
+        def heads(num_heads: int, parts: int = 1) -> nn.Dense:
+            return nn.Dense(num_heads * config.head_dim * parts, use_bias=config.bias, dtype=self.dtype)
 
-        self.q_proj = dense(config.num_heads * config.head_dim * 2)  # per head: K of query, then K of gate
-        self.k_proj = dense(config.num_kv_heads * config.head_dim)
-        self.v_proj = dense(config.num_kv_heads * config.head_dim)
-        self.o_proj = dense(self.width)
-        self.q_norm = RMSNorm(self.norm_eps)
-        self.k_norm = RMSNorm(self.norm_eps)
+        self.q_proj = heads(config.num_heads, 2 if config.output_gate else 1)  # per head: K of query, then K of gate
+        self.k_proj = heads(config.num_kv_heads)
+        self.v_proj = heads(config.num_kv_heads)
+        self.o_proj = nn.Dense(self.width, use_bias=False, dtype=self.dtype)
+        if config.qk_norm:
+            self.q_norm = RMSNorm(self.norm_eps, self.zero_centred_norms)
+            self.k_norm = RMSNorm(self.norm_eps, self.zero_centred_norms)
 
     def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:
         """Causal attention within each document of a packed row."""
@@ -122,15 +124,21 @@ class GatedAttention(nn.Module):
         config = self.config
         batch, time = x.shape[:2]
         position = position + self.position_offset
-        q, gate = jnp.split(self.q_proj(x).reshape(batch, time, config.num_heads, -1), 2, axis=-1)
+        q, gate = self.q_proj(x).reshape(batch, time, config.num_heads, -1), None
         k = self.k_proj(x).reshape(batch, time, config.num_kv_heads, -1)
         v = self.v_proj(x).reshape(batch, time, config.num_kv_heads, -1)
-        q = rotate(self.q_norm(q), position, config.rotary_dim, config.rope_theta)
-        k = rotate(self.k_norm(k), position, config.rotary_dim, config.rope_theta)
+        if config.output_gate:
+            q, gate = jnp.split(q, 2, axis=-1)
+        if config.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q = rotate(q, position, config.rotary_dim, config.rope_theta)
+        k = rotate(k, position, config.rotary_dim, config.rope_theta)
         return q, gate, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
-    def _output(self, y: Float[Array, "B T H K"], gate: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
-        return self.o_proj((y * nn.sigmoid(gate)).reshape(*y.shape[:2], -1))
+    def _output(self, y: Float[Array, "B T H K"], gate: Float[Array, "B T H K"] | None) -> Float[Array, "B T D"]:
+        if gate is not None:
+            y = y * nn.sigmoid(gate)
+        return self.o_proj(y.reshape(*y.shape[:2], -1))
 
 
 def _write(

@@ -1,13 +1,13 @@
-"""One decoder layer: a token mixer and an MLP, each behind a norm and a residual."""
+"""One decoder layer: a token mixer and an MLP or a mixture of experts, each behind a norm and a residual."""
 
 import jax
 from flax import linen as nn
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from mtp_jax.config import LayerType, ModelConfig
+from mtp_jax.config import LayerType, ModelConfig, MoEConfig
 from mtp_jax.documents import Documents
-from mtp_jax.layers.attention import GatedAttention
+from mtp_jax.layers.attention import Attention
 from mtp_jax.layers.delta_net import GatedDeltaNet
 from mtp_jax.layers.mlp import SwiGLU
 from mtp_jax.layers.norm import RMSNorm
@@ -15,28 +15,32 @@ from mtp_jax.state import AttentionState, AttentionTrail, ChainState, DeltaState
 
 
 class Block(nn.Module):
-    """x = x + mixer(norm(x)); x = x + mlp(norm(x))."""
+    """x = x + mixer(norm(x)); x = x + mlp(norm(x)).
+
+    Attributes:
+      moe: the layer's mixture of experts; None: its MLP is dense.
+    """
 
     config: ModelConfig
     layer_type: LayerType
+    moe: MoEConfig | None
     dtype: DTypeLike
     position_offset: int = 0
 
     def setup(self) -> None:
         config = self.config
-        self.input_layernorm = RMSNorm(config.norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.norm_eps)
+        norm = config.norm_eps, config.zero_centred_norms
+        self.input_layernorm = RMSNorm(*norm)
+        self.post_attention_layernorm = RMSNorm(*norm)
         if self.layer_type is LayerType.FULL:
-            self.self_attn = GatedAttention(
-                config.attention, config.width, config.norm_eps, self.dtype, self.position_offset
-            )
+            self.self_attn = Attention(config.attention, config.width, *norm, self.dtype, self.position_offset)
         else:
             assert config.delta is not None
             self.linear_attn = GatedDeltaNet(config.delta, config.width, config.norm_eps, self.dtype)
         self.mlp = SwiGLU(config.mlp_width, self.dtype)
 
     @property
-    def mixer(self) -> GatedAttention | GatedDeltaNet:
+    def mixer(self) -> Attention | GatedDeltaNet:
         """The layer's token mixer."""
         return self.self_attn if self.layer_type is LayerType.FULL else self.linear_attn
 

@@ -1,5 +1,6 @@
 """What the contracts are tested on: trunks and the head, each as functions of arrays, and how results are compared."""
 
+import operator
 from functools import partial
 
 import jax
@@ -92,13 +93,15 @@ def close(a, b):
 
 def meaningful(state: State, row: int):
     """A row's state without the slots that hold nothing."""
-    length = int(state.length[row])
-    return [
-        jax.tree.map(lambda x: x[row], layer)
-        if isinstance(layer, DeltaState)
-        else jax.tree.map(lambda x: x[row, :, :length], layer)
-        for layer in state.layers
-    ]
+    # Of a head with several layers each further one holds one token fewer.
+    behind = range(len(state.layers)) if state.waiting else [0] * len(state.layers)
+    layers = []
+    for layer, fewer in zip(state.layers, behind, strict=True):
+        held = max(int(state.length[row]) - fewer, 0)
+        part = row if isinstance(layer, DeltaState) else (row, slice(None), slice(held))
+        layers.append(jax.tree.map(operator.itemgetter(part), layer))
+    # As many outputs wait as the layer before has read more.
+    return layers, [pair[row, max(2 + k - int(state.length[row]), 0) :] for k, pair in enumerate(state.waiting)]
 
 
 def same_state(a: State, row_a: int, b: State, row_b: int):

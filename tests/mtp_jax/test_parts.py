@@ -1,11 +1,21 @@
 """Small parts against their definitions in NumPy float64."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mtp_jax.config import AttentionConfig, DeltaNetConfig, LayerType, ModelConfig, interleaved
+from mtp_jax.config import (
+    AttentionConfig,
+    DeltaNetConfig,
+    LayerType,
+    ModelConfig,
+    MoEConfig,
+    RouterType,
+    interleaved,
+)
 from mtp_jax.documents import documents
 from mtp_jax.layers.attention import attend
 from mtp_jax.layers.norm import GatedRMSNorm, RMSNorm
@@ -103,11 +113,13 @@ def test_norms_compute_in_float32(dtype):
     scale = np.asarray(jax.random.normal(jax.random.key(2), (8,)))
     exact = np.asarray(x, np.float64)
     normed = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-6)
-    centred = RMSNorm(1e-6).apply({"params": {"scale": jnp.asarray(scale)}}, x)
+    centred = RMSNorm(1e-6, zero_centred=True).apply({"params": {"scale": jnp.asarray(scale)}}, x)
+    plain = RMSNorm(1e-6, zero_centred=False).apply({"params": {"scale": jnp.asarray(scale)}}, x)
     gated = GatedRMSNorm(1e-6).apply({"params": {"scale": jnp.asarray(scale)}}, x, z)
     gate = np.asarray(z, np.float64)
     tolerance = 1e-5 if dtype == jnp.float32 else 2**-7
-    assert centred.dtype == gated.dtype == dtype
+    assert centred.dtype == plain.dtype == gated.dtype == dtype
+    np.testing.assert_allclose(np.asarray(plain, np.float64), normed * scale, rtol=tolerance, atol=1e-6)
     np.testing.assert_allclose(np.asarray(centred, np.float64), normed * (1 + scale), rtol=tolerance, atol=1e-6)
     expected = normed * scale * gate / (1 + np.exp(-gate))
     np.testing.assert_allclose(np.asarray(gated, np.float64), expected, rtol=tolerance, atol=1e-6)
@@ -130,6 +142,16 @@ def test_interleaved_layers():
     assert small().num_layers == 4
 
 
+EXPERTS = MoEConfig(
+    num_experts=12,
+    experts_per_token=2,
+    expert_width=5,
+    shared_width=5,
+    router=RouterType.SIGMOID,
+    num_groups=3,
+)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -141,7 +163,16 @@ def test_interleaved_layers():
         (lambda: DeltaNetConfig(4, 2, 0, 5), "head_k_dim must be positive, got 0"),
         (lambda: small(layer_types=()), "layer_types must name at least one layer"),
         (lambda: small(delta=None), "delta must be given, got None"),
-        (lambda: small(num_mtp_layers=2), "num_mtp_layers must be 0 or 1, got 2"),
+        (lambda: small(num_mtp_layers=-1), "num_mtp_layers must be at least 0, got -1"),
+        (lambda: small(num_dense_layers=1), "num_dense_layers must be 0 without moe, got 1"),
+        (lambda: small(moe=EXPERTS, num_dense_layers=5), "num_dense_layers must be between 0 and the 4 layers, got 5"),
+        (lambda: small(moe=EXPERTS, mlp_width=0, num_dense_layers=1), "mlp_width must be positive, got 0"),
+        (lambda: replace(EXPERTS, num_experts=0), "num_experts must be positive, got 0"),
+        (lambda: replace(EXPERTS, num_groups=5), "num_groups must divide num_experts 12, got 5"),
+        (lambda: replace(EXPERTS, num_groups=12), "at least 2 experts, whose scores add up to its own, got 1"),
+        (lambda: replace(EXPERTS, groups_per_token=4), "groups_per_token must be at most num_groups 3, got 4"),
+        (lambda: replace(EXPERTS, experts_per_token=5), "experts_per_token must be at most the 4 experts .*, got 5"),
+        (lambda: replace(EXPERTS, router=RouterType.SOFTMAX), "num_groups must be 1 with a softmax router, got 3"),
         (lambda: small(vocab_size=0), "vocab_size must be positive, got 0"),
     ],
 )
