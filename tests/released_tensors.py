@@ -70,6 +70,17 @@ def num_parameters(name: str) -> tuple[int, int]:
     return sum(sizes.values()) - in_head, in_head
 
 
+def num_active(name: str) -> int:
+    """Parameters that one token uses, the head's included: of the embedding a row, of the routed experts a few."""
+    shape = SHAPES[name]
+    total = sum(num_parameters(name))
+    if not shape.tied:
+        total -= (shape.vocab - 1) * shape.width
+    experts, chosen, hidden = shape.experts
+    layers = shape.layers - shape.dense_layers + 1 if experts else 0
+    return total - layers * (experts - chosen) * 3 * shape.width * hidden
+
+
 def head_prefix(name: str) -> str:
     """What the names of the head's tensors begin with."""
     return f"model.layers.{SHAPES[name].layers}." if name.startswith("glm") else "mtp."

@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import PyTree
 
 from mtp_jax.mtp import MTPModel
+from mtp_jax.sizes import tree_bytes
 from train.batch import Batch
 from train.experiment import Experiment
 from train.objective import count_targets, losses
-from train.step import initial_state, train_step, trained
+from train.step import TrainState, initial_state, train_step, trained
 
 
 class StepMemory(NamedTuple):
@@ -24,17 +25,17 @@ class StepMemory(NamedTuple):
 
 def step_memory(model: MTPModel, experiment: Experiment) -> StepMemory:
     """Compiles one step of the experiment and reads what its buffers take."""
-    state = jax.eval_shape(lambda: initial_state(model, experiment))
+    state = _state(model, experiment)
     batch, weight = _batch(experiment, experiment.batch_size), jax.ShapeDtypeStruct((), jnp.float32)
     analysis = train_step.lower(model, experiment, state, batch, weight).compile().memory_analysis()
     if analysis is None:
         raise NotImplementedError(f"{jax.default_backend()} does not say what a program's buffers take")
-    return StepMemory(_num_bytes(state), kept_bytes(model, experiment), analysis.temp_size_in_bytes)
+    return StepMemory(tree_bytes(state), kept_bytes(model, experiment), analysis.temp_size_in_bytes)
 
 
 def kept_bytes(model: MTPModel, experiment: Experiment) -> int:
     """What the forward pass of one part of the batch leaves for the backward pass; the same on every backend."""
-    params = jax.eval_shape(lambda: initial_state(model, experiment)).params
+    params = _state(model, experiment).params
     part = _batch(experiment, experiment.batch_size // experiment.accumulate_steps)
 
     def backward(params: PyTree, part: Batch) -> PyTree:
@@ -45,13 +46,19 @@ def kept_bytes(model: MTPModel, experiment: Experiment) -> int:
 
         return jax.vjp(loss, trained(params, experiment))[1]  # a tree whose leaves are what it keeps
 
-    return _num_bytes(jax.eval_shape(backward, params, part))
+    return tree_bytes(jax.eval_shape(backward, params, part))
+
+
+def state_bytes(model: MTPModel, experiment: Experiment) -> int:
+    """Parameters, moments and counters of a run."""
+    return tree_bytes(_state(model, experiment))
+
+
+def _state(model: MTPModel, experiment: Experiment) -> TrainState:
+    """As shapes."""
+    return jax.eval_shape(lambda: initial_state(model, experiment))
 
 
 def _batch(experiment: Experiment, rows: int) -> Batch:
     tokens = np.zeros((rows, experiment.sequence_length), np.int32)
     return Batch(tokens, np.ones_like(tokens), np.ones_like(tokens, bool))
-
-
-def _num_bytes(tree: PyTree) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

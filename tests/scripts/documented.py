@@ -1,4 +1,4 @@
-"""What docs/decoding.md promises of the command lines' JSON."""
+"""What docs/decoding.md and docs/sizes.md promise of the command lines' JSON."""
 
 KEYS = {
     "text",
@@ -12,4 +12,16 @@ KEYS = {
     "seconds",
     "tokens_per_second",
     "compile_seconds",
+}
+
+DESCRIPTION_KEYS = {
+    "name",
+    "context",
+    "width",
+    "vocab_size",
+    "layers",
+    "parameters",
+    "row_bytes",
+    "memory_bytes",
+    "flops_per_token",
 }

@@ -1,0 +1,84 @@
+"""Floating-point operations of a model's products, for each token.
+
+A product of a token with a matrix of n values takes 2 n. So a pass takes, with `active` from `mtp_jax.sizes`,
+
+    2 sum of active values of all matrices
+    + 4 H K S                                  each attention layer: scores and values over S slots
+    + H (6 K V + C (6 K + 4 V) + 3/4 C^2)      each DeltaNet layer: memory; pairs within a chunk of C; their inverse
+
+Everything that is no product (norms, activations, softmax, the short convolution, gates) is left out: a few percent at
+the released sizes. `tests/mtp_jax/test_flops.py` compares with what XLA counts in compiled programs.
+"""
+
+from typing import NamedTuple
+
+from mtp_jax.config import LayerType, ModelConfig
+from mtp_jax.layers.delta_rule import CHUNK
+from mtp_jax.sizes import Part, parameters
+
+
+class PassFlops(NamedTuple):
+    """One token through each stack of layers; `output` is one product with the output matrix."""
+
+    trunk: int
+    head: int  # 0 without one
+    output: int
+
+
+def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
+    """A token that attends to so many slots, among `chunk` tokens that DeltaNet reads at once."""
+    trunk = head = output = 0
+    for parameter in parameters(config):
+        if not parameter.is_matrix:
+            continue
+        flops = 2 * parameter.active
+        if parameter.part is Part.OUTPUT_MATRIX:
+            output += flops
+        elif parameter.in_head:
+            head += flops
+        else:
+            trunk += flops
+    attends = 4 * config.attention.num_heads * config.attention.head_dim * slots
+    trunk += config.layer_types.count(LayerType.FULL) * attends
+    trunk += config.layer_types.count(LayerType.LINEAR) * _delta_rule(config, chunk)
+    return PassFlops(trunk, head + config.num_mtp_layers * attends, output)
+
+
+class TokenFlops(NamedTuple):
+    """What one token takes, by what is done with it. Without a head its part is 0."""
+
+    decode: int  # a plain step; verifying J drafts takes J + 1 of these
+    draft: int  # one pass of the head, with its logits
+    prefill: int  # of the trunk, the mean over a prompt of `context` tokens; logits of the last token only
+    prefill_head: int  # the head reading along
+    train: int  # forward and backward, without the MTP loss
+    train_mtp: int  # what the MTP loss at depth 1 adds
+
+
+def token_flops(config: ModelConfig, context: int) -> TokenFlops:
+    """Operations for each token at a context of so many tokens.
+
+    Decoding attends to all of them, and a prompt's tokens to half of them in the mean. In training each token's scores
+    are made over the whole row of `context` tokens and masked afterwards, and a backward pass takes two forward passes.
+    """
+    decode = pass_flops(config, context, chunk=1)
+    prefill = pass_flops(config, (context + 1) // 2, chunk=CHUNK)
+    train = pass_flops(config, context, chunk=CHUNK)
+    drafts = config.num_mtp_layers > 0
+    return TokenFlops(
+        decode=decode.trunk + decode.output,
+        draft=(decode.head + decode.output) * drafts,
+        prefill=prefill.trunk,
+        prefill_head=prefill.head,
+        train=3 * (train.trunk + train.output),
+        train_mtp=3 * (train.head + train.output) * drafts,
+    )
+
+
+def _delta_rule(config: ModelConfig, chunk: int) -> int:
+    """The products of `mtp_jax.layers.delta_rule`, for one token of one layer."""
+    assert config.delta is not None
+    k, v = config.delta.head_k_dim, config.delta.head_v_dim
+    memory = 3 * 2 * k * v  # read by queries and by keys, written
+    pairs = chunk * (6 * k + 4 * v)  # k k, q k, inverse k; inverse v, scores u
+    return config.delta.num_v_heads * (memory + pairs + 3 * chunk**2 // 4)
