@@ -75,6 +75,7 @@ def _glm_4_5(
         moe=MoEConfig(*experts, shared_width=experts[2], shared_gate=False, router=RouterType.SIGMOID, scaling=scaling),
         num_dense_layers=dense_layers,
         zero_centred_norms=False,
+        mtp_layers_share=False,
     )
 
 

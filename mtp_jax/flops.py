@@ -18,11 +18,11 @@ from mtp_jax.sizes import Part, parameters
 
 
 class PassFlops(NamedTuple):
-    """One token through each stack of layers; `output` is one product with the output matrix."""
+    """What one token takes in each part of a model."""
 
-    trunk: int
-    head: int  # 0 without one
-    output: int
+    trunk: int  # all its layers
+    head: int  # one of its layers, with the projection; 0 without a head
+    output: int  # one product with the output matrix
 
 
 def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
@@ -34,23 +34,23 @@ def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
         flops = 2 * parameter.active
         if parameter.part is Part.OUTPUT_MATRIX:
             output += flops
-        elif parameter.in_head:
-            head += flops
-        else:
+        elif not parameter.in_head:
             trunk += flops
+        elif parameter.path.startswith(("mtp/layers_0/", "mtp/fc/")):
+            head += flops
     attends = 4 * config.attention.num_heads * config.attention.head_dim * slots
     trunk += config.layer_types.count(LayerType.FULL) * attends
     trunk += config.layer_types.count(LayerType.LINEAR) * _delta_rule(config, chunk)
-    return PassFlops(trunk, head + config.num_mtp_layers * attends, output)
+    return PassFlops(trunk, head + attends if config.num_mtp_layers else 0, output)
 
 
 class TokenFlops(NamedTuple):
     """What one token takes, by what is done with it. Without a head its part is 0."""
 
     decode: int  # a plain step; verifying J drafts takes J + 1 of these
-    draft: int  # one pass of the head, with its logits
+    draft: int  # one layer of the head, with its logits
     prefill: int  # of the trunk, the mean over a prompt of `context` tokens; logits of the last token only
-    prefill_head: int  # the head reading along
+    prefill_head: int  # all layers of the head, reading along
     train: int  # forward and backward, without the MTP loss
     train_mtp: int  # what the MTP loss at depth 1 adds
 
@@ -69,7 +69,7 @@ def token_flops(config: ModelConfig, context: int) -> TokenFlops:
         decode=decode.trunk + decode.output,
         draft=(decode.head + decode.output) * drafts,
         prefill=prefill.trunk,
-        prefill_head=prefill.head,
+        prefill_head=prefill.head * config.num_mtp_layers,
         train=3 * (train.trunk + train.output),
         train_mtp=3 * (train.head + train.output) * drafts,
     )

@@ -31,14 +31,14 @@ def test_a_preset_is_its_line_of_the_table(name):
         assert config.layer_types == 3 * (LayerType.LINEAR,) + (LayerType.FULL,) + config.layer_types[:-4]
         assert (attention.head_dim, attention.rope_theta, config.norm_eps) == (256, 1e7, 1e-6)
         assert (attention.output_gate, attention.qk_norm, attention.bias) == (True, True, False)
-        assert config.zero_centred_norms
+        assert (config.zero_centred_norms, config.mtp_layers_share) == (True, True)
         assert experts is None or (experts.router, experts.shared_gate) == (RouterType.SOFTMAX, True)
     else:
         assert experts is not None
         assert set(config.layer_types) == {LayerType.FULL}
         assert (attention.head_dim, attention.rope_theta, config.norm_eps) == (128, 1e6, 1e-5)
         assert (attention.output_gate, attention.qk_norm, attention.bias) == (False, shape.qk_norm, True)
-        assert not config.zero_centred_norms
+        assert (config.zero_centred_norms, config.mtp_layers_share) == (False, False)
         assert (experts.router, experts.shared_gate) == (RouterType.SIGMOID, False)
         assert experts.scaling == {"glm-4.5": 2.5, "glm-4.5-air": 1.0}[name]
 

@@ -21,13 +21,13 @@ TOLERANCE = 0.08
 SLOTS = 512
 
 
-def model(layer_types, num_heads=2, num_v_heads=4, **changes):
+def model(layer_types, num_heads=2, num_v_heads=4, output_gate=True, qk_norm=True, bias=False, **changes):
     return ModelConfig(
         vocab_size=1024,
         width=256,
         mlp_width=512,
         layer_types=layer_types,
-        attention=AttentionConfig(num_heads, 2, head_dim=64, rotary_dim=16, rope_theta=1e6),
+        attention=AttentionConfig(num_heads, 2, 64, 16, 1e6, output_gate, qk_norm, bias),
         delta=DeltaNetConfig(num_v_heads, num_k_heads=2, head_k_dim=64, head_v_dim=128),
         **changes,
     )
@@ -36,6 +36,7 @@ def model(layer_types, num_heads=2, num_v_heads=4, **changes):
 MODELS = {
     "attention": model((LayerType.FULL,) * 2, num_heads=8, tie_embeddings=False),
     "delta_net": model((LayerType.LINEAR,) * 2, num_v_heads=8),
+    "plain": model((LayerType.FULL,), output_gate=False, qk_norm=False, bias=True, num_mtp_layers=2),
     "both": model((LayerType.LINEAR, LayerType.FULL)),
 }
 
@@ -76,7 +77,8 @@ def test_a_draft(subject):
 
     def draft(params, hidden, token, state):
         bound = model.bind({"params": params})
-        hidden, state = bound.mtp_extend(hidden, token, state, jnp.ones(1, jnp.int32))
+        last = model.config.num_mtp_layers
+        hidden, state = bound.mtp_extend(hidden, token, state, jnp.ones(1, jnp.int32), depth=last)
         return bound.logits(hidden), state
 
     hidden = jax.ShapeDtypeStruct((1, 1, model.config.width), jnp.float32)
