@@ -113,6 +113,15 @@ class Workdir:
             os.close(self._claim)
             self._claim = None
 
+    def check_writable(self) -> None:
+        """Raises:
+        UserError: if it can be seen that the folder, or what lies in it, cannot be written.
+        """
+        existing = next(path for path in (self.root.absolute(), *self.root.absolute().parents) if path.exists())
+        for path in (existing, self.checkpoints, self.metrics):
+            if path.exists() and not os.access(path, os.W_OK | (os.X_OK if path.is_dir() else 0)):
+                raise UserError(f"--workdir {self.root}: cannot be written: {path} may not be written to")
+
     def check_continues(self, experiment: Experiment) -> None:
         """Raises:
         UserError: if the directory belongs to a run that `experiment` does not continue; names the differences.
@@ -290,6 +299,10 @@ class Checkpoints:
         del rest["params"]
         best = row.get(self._keep_best) if row.get("step") == counters.step else None
         with self._written(counters.step):
+            # Where no folder can be made, Orbax's threads would wait for theirs for minutes, and the process for them.
+            probe = self._folder / "probe"
+            probe.mkdir(exist_ok=True)  # there if a run was killed just here
+            probe.rmdir()
             self._saving = counters.step
             self._manager.save(
                 counters.step,

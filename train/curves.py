@@ -47,14 +47,14 @@ def read_metrics(path: Path) -> list[Row]:
     """
     if not path.is_file():
         raise UserError(f"{path}: expected a run's metrics.jsonl, there is no such file")
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    lines = path.read_bytes().splitlines(keepends=True)  # of text it would also part lines at characters of other kinds
     rows = []
     for number, line in enumerate(lines, 1):
-        if not line.endswith("\n"):
+        if not line.endswith(b"\n"):
             break
         try:
             row = json.loads(line)
-            if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            if not (isinstance(row, dict) and type(row.get("step")) is int and 0 <= row["step"] < 2**63):
                 raise ValueError("no step")
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: expected a row of metrics: {error}") from error

@@ -65,6 +65,7 @@ def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict
     if latest_step(workdir) == experiment.steps:
         progress.say(f"{workdir.root}: already trained to step {experiment.steps}")
         return workdir.last_row()
+    workdir.check_writable()
 
     # All that can be wrong with the base and the data shows before anything is written.
     start = read_start(experiment)

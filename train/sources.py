@@ -116,9 +116,17 @@ def fingerprint(sources: Iterable[Source]) -> str:
 
 
 def files_below(root: Path, leave_out: Iterable[str] = ()) -> list[Path]:
-    """All files in a folder, recursively and sorted, without folders of some names."""
+    """All files in a folder, recursively and sorted, without folders of some names.
+
+    Raises:
+      UserError: if a folder cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"--data {error.filename}: cannot be read: {error.strerror}") from error
+
     found = []
-    for folder, subfolders, files in os.walk(root):
+    for folder, subfolders, files in os.walk(root, onerror=refuse):
         subfolders[:] = sorted(set(subfolders) - set(leave_out))
         found += [Path(folder, name) for name in files]
     return sorted(file for file in found if file.is_file())

@@ -17,7 +17,7 @@ from mtp_jax.hf.head import head_tensors
 from mtp_jax.hf.manifest import CONFIG, safe_path
 from mtp_jax.hf.tensor_file import Reader
 from mtp_jax.mtp import MTPModel, init_params
-from mtp_jax.text import Tokenizer
+from mtp_jax.text import Tokenizer, end_ids
 from train.experiment import Experiment
 from train.lora import adapted_paths
 
@@ -110,6 +110,7 @@ def read_start(experiment: Experiment) -> Start:
         raise UserError(
             f"{folder}: its tokenizer has {len(tokenizer)} ids, more than {CONFIG}'s vocab_size {config.vocab_size}"
         )
+    end_ids(folder, tokenizer)  # decoding stops at them, in the loop and after export
     if experiment.lora_rank:
         _check_adapters(config, experiment)
     return Start(config, base, tokenizer)

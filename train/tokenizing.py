@@ -38,8 +38,8 @@ class DocumentTokenizer:
         """
         if tokenizer.end_id is None:
             raise UserError(
-                "the tokenizer has no token that ends a document: expected <|endoftext|> among its tokens, or an eos_token "
-                "that is one of them in tokenizer_config.json"
+                "the tokenizer has no token that ends a document: expected <|endoftext|> among its tokens, or an "
+                "eos_token that is one of them in tokenizer_config.json"
             )
         self._tokenizer = tokenizer
         self._end = tokenizer.end_id

@@ -53,6 +53,8 @@ def test_svg_has_every_curve_there_is_and_png_is_a_picture(call, workdir):
         ("", "there are none yet"),
         ('{"step": 1}\nx\n', "line 2: expected a row of metrics"),
         ("[" * 100_000 + "\n", "line 1: expected a row of metrics"),
+        ("x\x0b\n", "line 1: expected a row of metrics"),  # no end of a line within it
+        ('{"step": 1%s}\n' % ("0" * 400), "line 1: expected a row of metrics: no step"),
         ('{"loss": 1}\n', "line 1: expected a row of metrics: no step"),
     ],
 )

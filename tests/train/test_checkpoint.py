@@ -1,5 +1,8 @@
 """Checkpoints alone: which are kept, and that saving in the background saves what was given."""
 
+import os
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,6 +70,31 @@ def test_the_state_may_be_given_away_while_it_is_being_saved(tmp_path):
     restored, _ = checkpoints.restore(1, jax.eval_shape(lambda: _state(0.0, size)))
     assert set(np.unique(restored.params["w"])) == {7.0}
     checkpoints.close()
+
+
+def test_a_folder_where_nothing_can_be_made_is_an_error_at_once(tmp_path, monkeypatch):
+    """No thread of Orbax stays that waits for a folder; and the next start finds its way past a probe left behind."""
+    checkpoints = Checkpoints(Workdir(tmp_path), keep=1)
+    _save(checkpoints, 1)
+    checkpoints.wait()
+    threads = set(threading.enumerate())
+
+    def refuse(path, *_, **__):
+        raise OSError(28, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", refuse)
+        with pytest.raises(UserError, match=r"after step 2 cannot be written, those before it stay: .*No space left"):
+            _save(checkpoints, 2)
+    assert set(threading.enumerate()) <= threads
+    checkpoints.close()
+
+    (tmp_path / "checkpoints" / "probe").mkdir()
+    checkpoints = Checkpoints(Workdir(tmp_path), keep=1)
+    assert checkpoints.latest() == 1
+    _save(checkpoints, 2)
+    checkpoints.close()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["2"]
 
 
 def test_keep_best_needs_its_figure_at_every_checkpoint():

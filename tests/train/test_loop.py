@@ -252,6 +252,22 @@ def test_keep_best_needs_something_held_out(small_experiment, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["", "checkpoints", "metrics.jsonl", ".."])
+def test_a_folder_that_cannot_be_written_is_told_before_the_data_is_read(
+    small_experiment, finished, tmp_path, monkeypatch, name
+):
+    """Each place that a run writes to; of a new folder, where it is to be made. A finished run writes nothing."""
+    workdir = tmp_path / "new" if name == ".." else shutil.copytree(finished, tmp_path / "run")
+    closed = (workdir / name).resolve()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and path != closed)
+    monkeypatch.setattr("train.loop.read_corpus", None)  # is not called
+    with pytest.raises(UserError, match=rf"cannot be written: {closed} may not be written to"):
+        train(dataclasses.replace(small_experiment, steps=7), workdir, QUIET)
+    if name != "..":
+        assert train(small_experiment, workdir, QUIET)["step"] == 6
+
+
 def test_a_second_run_in_the_same_folder_is_refused(small_experiment, finished, tmp_path):
     """While the first goes on, also one that finds the folder only when it makes it; afterwards it may."""
     shutil.copytree(finished, tmp_path / "run")

@@ -1,6 +1,7 @@
 """Which files a data path stands for, and what is known of each."""
 
 import gzip
+import os
 
 import pytest
 
@@ -26,6 +27,22 @@ def test_folders_are_read_recursively_and_sorted(tmp_path):
     source = find_source(tmp_path)
     assert [file.name for file in source.files] == ["a", "b/c/x", "b/y.md", "z.txt"]
     assert source.others == 5
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
+    """At any depth: what was left out in silence would be missed by nobody."""
+    _write(tmp_path, {"a": b"text", "b/c/x": b"text"})
+    scandir = os.scandir
+
+    def refusing(path):
+        if str(path).endswith("c"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    for folder in (tmp_path, tmp_path / "b" / "c"):
+        with pytest.raises(UserError, match=rf"--data {tmp_path}/b/c: cannot be read: Permission denied"):
+            find_source(folder)
 
 
 def test_kinds_go_by_name(tmp_path):

@@ -223,6 +223,14 @@ def test_a_base_without_a_tokenizer_that_fits_is_refused(tmp_path, monkeypatch, 
         read_start(Experiment(init=str(folder)))
 
 
+def test_end_ids_that_are_none_are_refused_before_anything_is_written(tmp_path, monkeypatch, experiment):
+    folder = write_base(tmp_path / "base", monkeypatch)
+    (folder / "generation_config.json").write_text('{"eos_token_id": "<|im_end|>"}')
+    with pytest.raises(UserError, match=r"generation_config\.json: eos_token_id: expected an id"):
+        train(replace(experiment, init=str(folder)), tmp_path / "run", QUIET)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("folder", ["absent", "file"])
 def test_a_base_that_is_no_folder_is_named(tmp_path, folder):
     (tmp_path / "file").write_text("x")
