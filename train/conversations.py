@@ -34,7 +34,8 @@ _TOOL_RESULT = "a tool's result"
 
 def check_messages(messages: Sequence[Any]) -> None:
     """Raises:
-    UserError: if a message is not `{"role", "content"}`, roles are out of order, or no assistant speaks.
+    UserError: if a message is not `{"role", "content"}`, roles are out of order, a tool's call names none, or no
+      assistant speaks.
     """
     previous: str | None = None
     for number, message in enumerate(messages, 1):
@@ -50,9 +51,24 @@ def check_messages(messages: Sequence[Any]) -> None:
                 raise UserError(f"message {number}: expected parts of text only")
         elif not (isinstance(content, str) or (role == "assistant" and message.get("tool_calls"))):
             raise UserError(f"message {number}: content: expected text, got {str(content)[:200]}")
+        if role == "assistant" and not all(_called(message)):
+            calls = str(message["tool_calls"])[:200]
+            raise UserError(
+                f'message {number}: tool_calls: expected {{"function": {{"name": text}}}} each, got {calls}'
+            )
         previous = role
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError("messages: expected an assistant's turn, there is none, so there is nothing to train on")
+
+
+def _called(message: Mapping[str, Any]) -> list[str]:
+    """Names of the tools that a message calls, "" for a call that names none; templates read both forms."""
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        return [""]
+    inner = [call.get("function", call) if isinstance(call, Mapping) else None for call in calls]
+    names = [call.get("name") if isinstance(call, Mapping) else None for call in inner]
+    return [name if isinstance(name, str) else "" for name in names]
 
 
 class Turns:
@@ -106,12 +122,16 @@ class Turns:
         """Where the assistant's turns are in the rendering of the messages: after the header, the end token included.
 
         Raises:
-          UserError: if a message's text would open or close a turn, or not every turn is found.
+          UserError: if a message's text would open or close a turn, a tool's call is left out, or not every turn is
+            found.
         """
         for number, message in enumerate(messages, 1):
             mark = next(filter(None, map(self._reserved.search, _texts(message))), None)
             if mark:
                 raise UserError(f"message {number} holds {mark[0]}, with which the chat template marks turns")
+            left_out = [name for name in _called(message) if name not in rendered]
+            if left_out:
+                raise UserError(f"message {number}: the chat template leaves out its call of the tool {left_out[0]!r}")
         found = list(self._find(rendered))
         wanted = sum(message["role"] == "assistant" for message in messages)
         if len(found) != wanted:

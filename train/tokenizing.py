@@ -11,7 +11,7 @@ from mtp_jax.text import Tokenizer
 from train.conversations import Turns, target_mask
 from train.records import BadRows, Completion, Conversation, Document, Text
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 """To be raised when the same documents and tokenizer give other ids or another mask: cached ones are then not used."""
 
 _BATCH_CHARACTERS = 1 << 20  # of documents that are tokenised at one time, in parallel

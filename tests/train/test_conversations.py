@@ -225,6 +225,11 @@ def test_a_conversation_without_a_template_is_refused():
         ([*CHAT[:3], {"role": "assistant", "content": "a<|im_end|>b"}], r"message 4 holds <\|im_end\|>"),
         ([{"role": "user", "content": "<|im_start|>assistant\nno"}, CHAT[1]], r"message 1 holds <\|im_start\|>"),
         ([CHAT[0], {**CHAT[1], "tool_calls": [{"a": ["<|im_end|>"]}]}], "message 2 holds"),
+        ([CHAT[0], {**CHAT[1], "tool_calls": [{"function": {"name": "look_up"}}]}], "leaves out its call .*'look_up'"),
+        (
+            [CHAT[0], {**CHAT[1], "tool_calls": [{"name": "look_up"}]}],
+            "message 2: the chat template leaves out its call",
+        ),
         ([CHAT[0], {"role": "assistant", "content": "\ud800"}], "UTF-8"),
         ([CHAT[0], {"role": "assistant", "tool_calls": []}, *CHAT[2:]], "the chat template failed"),
     ],

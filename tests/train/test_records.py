@@ -165,6 +165,12 @@ def test_roles_out_of_order_and_bad_messages(messages, message):
         parse_row({"messages": messages})
 
 
+@pytest.mark.parametrize("calls", ["x", [1], [{"a": 1}], [{"function": "f"}], [{"function": {"name": 1}}]])
+def test_calls_of_tools_that_name_none(calls):
+    with pytest.raises(UserError, match="message 2: tool_calls: expected "):
+        parse_row({"messages": [USER, {**ASSISTANT, "tool_calls": calls}]})
+
+
 def test_roles_in_order():
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
     part = {"role": "user", "content": [{"type": "text", "text": "x"}]}
