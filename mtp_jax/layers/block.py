@@ -10,6 +10,7 @@ from mtp_jax.documents import Documents
 from mtp_jax.layers.attention import Attention
 from mtp_jax.layers.delta_net import GatedDeltaNet
 from mtp_jax.layers.mlp import SwiGLU
+from mtp_jax.layers.moe import MoE
 from mtp_jax.layers.norm import RMSNorm
 from mtp_jax.state import AttentionState, AttentionTrail, ChainState, DeltaState, DeltaTrail
 
@@ -37,7 +38,7 @@ class Block(nn.Module):
         else:
             assert config.delta is not None
             self.linear_attn = GatedDeltaNet(config.delta, config.width, config.norm_eps, self.dtype)
-        self.mlp = SwiGLU(config.mlp_width, self.dtype)
+        self.mlp = SwiGLU(config.mlp_width, self.dtype) if self.moe is None else MoE(self.moe, self.dtype)
 
     @property
     def mixer(self) -> Attention | GatedDeltaNet:
