@@ -14,7 +14,7 @@ from random_checkpoint import BF16, Variant, config_json, tensors, write, write_
 from infer.logits import all_logits
 from mtp_jax.errors import UserError
 from mtp_jax.hf import config_from_json, graft_head, load_checkpoint, save_checkpoint
-from mtp_jax.hf.rules import flatten, parameter_shapes, unflatten
+from mtp_jax.hf.parameters import flatten, parameter_shapes, unflatten
 from mtp_jax.mtp import MTPModel
 from train.checkpoint import load_for_export
 from train.experiment import Experiment

@@ -19,7 +19,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float, PyTree
 
 from mtp_jax.errors import UserError
-from mtp_jax.hf.rules import flatten, unflatten
+from mtp_jax.hf.parameters import flatten, unflatten
 from train.experiment import Experiment
 
 ADAPTERS = "adapters"

@@ -13,7 +13,6 @@ from jaxtyping import PyTree
 from mtp_jax.config import LayerType, ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.hf import Manifest, read_manifest, read_params
-from mtp_jax.hf.head import head_tensors
 from mtp_jax.hf.manifest import CONFIG, safe_path
 from mtp_jax.hf.tensor_file import Reader
 from mtp_jax.mtp import MTPModel, init_params
@@ -92,10 +91,10 @@ def read_start(experiment: Experiment) -> Start:
         return Start(experiment.model_config())
     folder = Path(experiment.init)
     trunk = read_manifest(folder, trunk_only=True)
-    head = head_tensors(trunk)
+    head = trunk.head_names
     if not head and not experiment.new_head:
         raise UserError(
-            f"{folder}: has no MTP head (no tensor mtp.*); scripts/graft_head.py puts back the base model's, "
+            f"{folder}: has no MTP head; scripts/graft_head.py puts back the base model's, "
             "--new-head starts a fresh one"
         )
     if head and experiment.new_head:

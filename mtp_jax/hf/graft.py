@@ -2,51 +2,61 @@
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from mtp_jax.errors import UserError
 from mtp_jax.files import new_folder
-from mtp_jax.hf.head import Tensors, add_head, check_head, check_no_head, traits
+from mtp_jax.hf.head import Tensors, add_head, check_head, check_no_head, head_slots, traits
 from mtp_jax.hf.load import read_config, read_manifest
-from mtp_jax.hf.manifest import CONFIG, owners, raise_faults, read_files, safe_path, side_files
-from mtp_jax.hf.rules import slots
+from mtp_jax.hf.manifest import CONFIG, Manifest, owners, raise_faults, read_files, safe_path, side_files
 from mtp_jax.hf.tensor_file import Entry, Reader, TensorFile, read_header
 
-_HEAD_ANYWHERE = re.compile(r"(?:model\.)?(?:language_model\.)?(mtp\..*)")
-"""Published checkpoints say `mtp.`; tools that wrap the whole model put its own prefix before that too."""
+_WRAPPERS = ("", "model.", "language_model.", "model.language_model.")
+"""What tools that wrap the whole model put before the published names."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor is: in which file, and by what name."""
+
+    folder: Path
+    file: TensorFile
+    name: str
+
+    @property
+    def entry(self) -> Entry:
+        return self.file.entries[self.name]
 
 
 @dataclass(frozen=True)
 class _Head:
-    """Where a head's tensors are: by published name, the file, and the tensor's name in it."""
+    """Where a head's tensors are, by published name, and what is known of it beside them."""
 
-    folder: Path
-    places: Mapping[str, tuple[TensorFile, str]]
+    places: Mapping[str, _Place]
     traits: Mapping[str, str]
 
     @property
     def tensors(self) -> Tensors:
-        entries = {name: file.entries[inside] for name, (file, inside) in self.places.items()}
-        return {name: (entry.dtype, entry.shape) for name, entry in entries.items()}
+        return {name: (place.entry.dtype, place.entry.shape) for name, place in self.places.items()}
 
     def write(self, target: BinaryIO, name: str, _entry: Entry) -> None:
         """Copies one tensor's bytes."""
-        file, inside = self.places[name]
-        with Reader(safe_path(self.folder, file.name), file) as reader:
+        place = self.places[name]
+        with Reader(safe_path(place.folder, place.file.name), place.file) as reader:
             reader.check_header()
-            target.writelines(reader.chunks(inside))
+            target.writelines(reader.chunks(place.name))
 
 
 def graft_head(trunk: Path | str, head: Path | str, out: Path | str) -> list[str]:
     """Writes a checkpoint: the trunk's files as they are, and one file more that holds the head's tensors.
 
     The trunk's tensor files are hard links where the file system has them, else copies; its other files are copied.
-    `model.safetensors.index.json` (made if there was none) and config.json name what was added.
+    `model.safetensors.index.json` (made if there was none) and config.json name what was added. Where the head comes
+    with copies of the vocabulary matrices, it gets copies of this trunk's.
 
     Args:
       trunk: a checkpoint without a head, whether or not its config.json declares one.
@@ -63,10 +73,12 @@ def graft_head(trunk: Path | str, head: Path | str, out: Path | str) -> list[str
     trunk, head, out = Path(trunk), Path(head), Path(out)
     manifest = read_manifest(trunk, trunk_only=True)
     check_no_head(manifest)
-    source = _read_head(head)
-    own = slots(manifest.config, manifest.prefix)
-    types = {entry.dtype for file in manifest.files for name, entry in file.entries.items() if name in own}
+    source, copies = _read_head(head, manifest)
+    found = {name: _Place(trunk, file, name) for file in manifest.files for name in file.entries}
+    types = {found[name].entry.dtype for name in manifest.slots}
     raise_faults(trunk, check_head(str(head), source.tensors, source.traits, manifest, types))
+    copied = {name: found[original] for name, original in copies.items()}
+    source = replace(source, places={**source.places, **copied})
     with new_folder(out.resolve()) as folder:
         for file in manifest.files:
             _link_or_copy(safe_path(trunk, file.name), folder / file.name)
@@ -77,28 +89,38 @@ def graft_head(trunk: Path | str, head: Path | str, out: Path | str) -> list[str
     return list(source.places)
 
 
-def _read_head(path: Path) -> _Head:
+def _read_head(path: Path, trunk: Manifest) -> tuple[_Head, dict[str, str]]:
+    """A head without its copies of other tensors, and by name what those would be copies of."""
+    family, config, known = trunk.naming.family, trunk.config, {}
     if path.is_dir():
         folder = path
         files, _, faults = read_files(folder)
-        known = traits(read_config(folder)) if (folder / CONFIG).is_file() else {}
+        if (folder / CONFIG).is_file():
+            config = read_config(folder)
+            known = traits(config)
     elif path.suffix == ".safetensors":
         folder, faults = path.parent, []
         files = (read_header(path, path.name),)
         known = json.loads(files[0].header).get("__metadata__", {})
     else:
         raise UserError(f"{path}: expected a checkpoint folder or a .safetensors file, for the head")
-    places: dict[str, tuple[TensorFile, str]] = {}
+    places: dict[str, _Place] = {}
     found, twice = owners(files)
     for inside, (file, _) in found.items():
-        if match := _HEAD_ANYWHERE.fullmatch(inside):
-            if match[1] in places:
-                twice.append(f"written twice: {match[1]}, as {places[match[1]][1]} and {inside}")
-            places[match[1]] = (file, inside)
+        unwrapped = (inside.removeprefix(wrapper) for wrapper in _WRAPPERS)
+        name = next((name for name in unwrapped if family.is_head(config, name)), None)
+        if name is None:
+            continue
+        if name in places:
+            twice.append(f"written twice: {name}, as {places[name].name} and {inside}")
+        places[name] = _Place(folder, file, inside)
     raise_faults(path, faults + twice)
     if not places:
-        raise UserError(f"{path}: expected the tensors of a head (mtp.*), found none among {len(found)}")
-    return _Head(folder, places, known)
+        example = next(iter(head_slots(replace(trunk.config, num_mtp_layers=1), trunk.naming)))
+        raise UserError(f"{path}: expected the tensors of a head ({example} and others), found none among {len(found)}")
+    repeated = {name: family.repeats(trunk.config, trunk.naming, name) for name in places}
+    copies = {name: original for name, original in repeated.items() if original is not None}
+    return _Head({name: place for name, place in places.items() if name not in copies}, known), copies
 
 
 def _link_or_copy(source: Path, target: Path) -> None:

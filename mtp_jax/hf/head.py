@@ -1,6 +1,7 @@
 """The head's tensors apart from the trunk's: a file of their own, and what names it in the rest of the folder.
 
-The head of Qwen3.5 is named alike (`mtp.`) whatever the prefix of the trunk, so one file serves both layouts.
+Qwen's heads are named alike (`mtp.`) whatever the prefix of the trunk, so one file serves both layouts. GLM's are named
+by the layer that they are, so one fits trunks of its own depth.
 """
 
 import json
@@ -12,9 +13,9 @@ from typing import Any, BinaryIO
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.files import read_json_object, replacing, write_json
-from mtp_jax.hf.config_json import config_from_json
+from mtp_jax.hf.families import Naming, slots
 from mtp_jax.hf.manifest import CONFIG, INDEX, Manifest, index_bytes, list_some, safe_path
-from mtp_jax.hf.rules import HEAD, TEXT_PREFIX, Slot, slots
+from mtp_jax.hf.rules import Slot
 from mtp_jax.hf.tensor_file import Entry, TensorFile, make_header
 
 _ALONE = "model.safetensors"
@@ -23,24 +24,29 @@ Tensors = Mapping[str, tuple[str, tuple[int, ...]]]  # stored type and published
 WriteTensor = Callable[[BinaryIO, str, Entry], None]
 
 
-def head_slots(config: ModelConfig) -> dict[str, Slot]:
-    """What each tensor of the head is to a model of this shape, also if `config` is the trunk's alone."""
-    every = slots(replace(config, num_mtp_layers=1), TEXT_PREFIX)
-    return {name: slot for name, slot in every.items() if HEAD.match(name)}
-
-
-def head_tensors(manifest: Manifest) -> list[str]:
-    """Names of the head's tensors that a checkpoint's files hold, whether loaded or carried along."""
-    return [name for file in manifest.files for name in file.entries if HEAD.match(name)]
+def head_slots(config: ModelConfig, naming: Naming) -> dict[str, Slot]:
+    """What each tensor of the head is to a model."""
+    every = slots(config, naming)
+    return {name: slot for name, slot in every.items() if naming.family.is_head(config, name)}
 
 
 def traits(config: ModelConfig) -> dict[str, str]:
     """What changes the head's computation but no shape; goes along, as metadata, with a head on its own."""
-    return {
-        "rotary_dim": str(config.attention.rotary_dim),
-        "rope_theta": str(float(config.attention.rope_theta)),
-        "rms_norm_eps": str(config.norm_eps),
+    values: dict[str, Any] = {
+        "rotary_dim": config.attention.rotary_dim,
+        "rope_theta": float(config.attention.rope_theta),
+        "rms_norm_eps": config.norm_eps,
+        "head_reads": config.head_reads,
     }
+    if moe := config.moe:
+        values |= {
+            "experts_per_token": moe.experts_per_token,
+            "normalise": moe.normalise,
+            "scaling": float(moe.scaling),
+            "num_groups": moe.num_groups,
+            "groups_per_token": moe.groups_per_token,
+        }
+    return {name: str(value) for name, value in values.items()}
 
 
 def write_head_file(
@@ -69,11 +75,13 @@ def add_head(folder: Path, trunk: Manifest, tensors: Tensors, write: WriteTensor
         (folder / _ALONE).rename(folder / names[_ALONE])
     added = write_head_file(folder / _unused("mtp.safetensors", names), tensors, write)
     (folder / INDEX).write_bytes(_grown_index(trunk, names, added))
-    values = read_json_object(safe_path(trunk.folder, CONFIG))
-    if not config_from_json(values).num_mtp_layers:
+    if key := trunk.naming.family.head_key:
+        values = read_json_object(safe_path(trunk.folder, CONFIG))
         text = values.get("text_config", values)
-        text["mtp_num_hidden_layers"] = 1
-        write_json(folder / CONFIG, values)
+        num_layers = trunk.naming.family.num_head_layers(trunk.config, tensors)
+        if text.get(key) != num_layers:
+            text[key] = num_layers
+            write_json(folder / CONFIG, values)
 
 
 def _unused(name: str, taken: Mapping[str, str]) -> str:
@@ -104,7 +112,9 @@ def check_head(
     Args:
       source: the head's `traits`, as far as they are known.
     """
-    expected = head_slots(trunk.config)
+    family = trunk.naming.family
+    config = replace(trunk.config, num_mtp_layers=family.num_head_layers(trunk.config, found))
+    expected = head_slots(config, family.naming(config, found))
     faults = []
     if missing := sorted(expected.keys() - found.keys()):
         faults.append(f"{where} lacks {list_some(missing)}")
@@ -126,5 +136,5 @@ def check_no_head(trunk: Manifest) -> None:
     """Raises:
     UserError: if the checkpoint has tensors of a head already.
     """
-    if names := head_tensors(trunk):
+    if names := trunk.head_names:
         raise UserError(f"{trunk.folder}: expected a trunk without a head, found {list_some(sorted(names))}")

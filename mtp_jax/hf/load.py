@@ -1,6 +1,7 @@
 """Published checkpoint -> parameters, one tensor at a time, with nothing missing, left over or guessed."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,20 +13,13 @@ from jax.typing import DTypeLike
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.files import read_json_object
-from mtp_jax.hf.config_json import config_from_json
+from mtp_jax.hf.config_json import config_from_json, family_from_json
+from mtp_jax.hf.families import Family, slots
+from mtp_jax.hf.families.blocks import OUTPUT_MATRIX
+from mtp_jax.hf.layouts import write
 from mtp_jax.hf.manifest import CONFIG, Manifest, list_some, owners, raise_faults, read_files, safe_path
-from mtp_jax.hf.rules import (
-    CARRIED,
-    HEAD,
-    MULTIMODAL_PREFIX,
-    OUTPUT_MATRIX,
-    TEXT_PREFIX,
-    Slot,
-    converted,
-    parameter_dtype,
-    slots,
-    unflatten,
-)
+from mtp_jax.hf.parameters import parameter_dtype, parameter_shapes, unflatten
+from mtp_jax.hf.rules import Slot
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile
 
 
@@ -47,14 +41,14 @@ class Checkpoint:
 
 
 def load_checkpoint(folder: Path | str, trunk_only: bool = False, dtype: DTypeLike = jnp.float32) -> Checkpoint:
-    """Loads a Qwen3.5 dense checkpoint in the published layout.
+    """Loads a checkpoint in the published layout of its family (`mtp_jax.hf.families`).
 
-    Accepts both prefixes, tied and untied matrices, one file or several with or without an index, and bfloat16,
-    float32 and float16 in any mixture. A vision tower (`model.visual.*`) is carried along untouched.
+    Accepts both prefixes, tied and untied matrices, experts one by one or fused, one file or several with or without
+    an index, and bfloat16, float32 and float16 in any mixture. A vision tower is carried along untouched.
 
     Args:
       trunk_only: load without the MTP head, on purpose; its tensors, if any, are carried along.
-      dtype: of the matrices, float32 or bfloat16. Scales, A_log and dt_bias are float32 in any case.
+      dtype: of the matrices, float32 or bfloat16. Scales, A_log, dt_bias and routers are float32 in any case.
 
     Raises:
       UserError: if a file is missing, damaged or leads out of the folder, or if tensors are missing, unexpected,
@@ -75,20 +69,22 @@ def read_manifest(folder: Path | str, trunk_only: bool = False) -> Manifest:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: expected a checkpoint folder, got {'a file' if folder.exists() else 'nothing'}")
-    config = read_config(folder, trunk_only)
+    family, config = _described(folder)
     files, index, faults = read_files(folder)
     found, twice = owners(files)
-    prefix = MULTIMODAL_PREFIX if any(name.startswith(MULTIMODAL_PREFIX) for name in found) else TEXT_PREFIX
-    expected = slots(config, prefix)
-    carried = {
-        name for name in found.keys() - expected.keys() if CARRIED.match(name) or (trunk_only and HEAD.match(name))
-    }
-    alias = {OUTPUT_MATRIX} & found.keys() if config.tie_embeddings else set()
-    faults += twice + _compare(expected, found, carried | alias, config)
+    config = _with_head(config, family, found, trunk_only)
+    naming = family.naming(config, found)
+    expected = slots(config, naming)
+    others = found.keys() - expected.keys()
+    repeated = {name: family.repeats(config, naming, name) for name in others}
+    copies = {name: original for name, original in repeated.items() if original is not None}
+    carried = {name for name in others - copies.keys() if name.startswith(family.carried)}
+    if trunk_only:
+        carried |= {name for name in others - copies.keys() if family.is_head(config, name)}
+    faults += twice + _compare(expected, found, carried | copies.keys(), config, family)
     raise_faults(folder, faults)
-    if alias:
-        _check_alias(folder, found, f"{prefix}embed_tokens.weight")
-    return Manifest(folder.absolute(), config, prefix, files, index, frozenset(carried))
+    raise_faults(folder, [fault for name in sorted(copies) if (fault := _different(folder, found, name, copies[name]))])
+    return Manifest(folder.absolute(), config, naming, files, index, frozenset(carried), copies)
 
 
 def read_params(manifest: Manifest, dtype: DTypeLike = jnp.float32) -> dict:
@@ -97,53 +93,80 @@ def read_params(manifest: Manifest, dtype: DTypeLike = jnp.float32) -> dict:
     Raises:
       UserError: if a file is gone, truncated or no longer the one whose header was read.
     """
-    expected = slots(manifest.config, manifest.prefix)
+    dtype = jnp.dtype(dtype)
+    expected, shapes = manifest.slots, parameter_shapes(manifest.config)
+    to_come = Counter(piece.path for slot in expected.values() for piece in slot.pieces)
+    begun: dict[str, np.ndarray] = {}
     leaves: dict[str, jax.Array] = {}
     for file in manifest.files:
         with Reader(safe_path(manifest.folder, file.name), file) as reader:
             reader.check_header()
             for name in file.entries:
-                if slot := expected.get(name):
-                    array = from_stored(reader.array(name), slot, parameter_dtype(slot.path, jnp.dtype(dtype)))
-                    leaves[slot.path] = jnp.asarray(array)
+                if (slot := expected.get(name)) is None:
+                    continue
+                for part, piece in zip(slot.layout.split(reader.array(name)), slot.pieces, strict=True):
+                    path = piece.path
+                    if path not in begun:
+                        begun[path] = np.empty(shapes[path], parameter_dtype(path, dtype))
+                    write(part, piece.of(begun))
+                    to_come[path] -= 1
+                    if not to_come[path]:
+                        leaves[path] = jnp.asarray(begun.pop(path))
     return unflatten(leaves)
 
 
 def read_config(folder: Path, trunk_only: bool = False) -> ModelConfig:
     """The model that a folder's config.json describes, without its head if `trunk_only`.
 
+    Where config.json does not say whether there is a head, the names of the tensors do.
+
     Raises:
       UserError: if there is no such file, or it describes something that is not built here.
     """
+    family, config = _described(folder)
+    names = [] if trunk_only or family.head_key else owners(read_files(folder)[0])[0]
+    return _with_head(config, family, names, trunk_only)
+
+
+def _described(folder: Path) -> tuple[Family, ModelConfig]:
     path = safe_path(folder, CONFIG)
     if not path.is_file():
         raise UserError(f"{path}: expected the model's config, got nothing")
-    config = config_from_json(read_json_object(path), str(path))
-    return replace(config, num_mtp_layers=0) if trunk_only else config
+    values = read_json_object(path)
+    return family_from_json(values, str(path)), config_from_json(values, str(path))
+
+
+def _with_head(config: ModelConfig, family: Family, names: Collection[str], trunk_only: bool) -> ModelConfig:
+    if trunk_only:
+        return replace(config, num_mtp_layers=0)
+    if family.head_key is None:
+        return replace(config, num_mtp_layers=family.num_head_layers(config, names))
+    return config
 
 
 def _compare(
     expected: Mapping[str, Slot],
     found: Mapping[str, tuple[TensorFile, Entry]],
-    allowed: set[str],
+    allowed: Collection[str],
     config: ModelConfig,
+    family: Family,
 ) -> list[str]:
     """Faults: what the files lack, what they have too much, and what does not fit."""
     faults = []
     missing = [name for name in expected if name not in found]
     if missing:
         hint = ""
-        if all(map(HEAD.match, missing)):
+        if all(family.is_head(config, name) for name in missing):
             hint = (
                 f" ({CONFIG} declares an MTP head; scripts/graft_head.py puts back a head that another tool has lost; "
                 "to load the trunk alone on purpose, use --trunk-only)"
             )
         faults.append(f"missing: {list_some(missing)}{hint}")
-    unexpected = sorted(found.keys() - expected.keys() - allowed)
+    unexpected = sorted(found.keys() - expected.keys() - set(allowed))
     if unexpected:
         hint = ""
-        if not config.num_mtp_layers and any(map(HEAD.match, unexpected)):
-            hint = f" ({CONFIG} declares no MTP head: mtp_num_hidden_layers is 0 or absent)"
+        if not config.num_mtp_layers and any(family.is_head(config, name) for name in unexpected):
+            hint = f" ({CONFIG} declares no MTP head: {family.head_key} is 0 or absent)"
         places = [f"{name} in {found[name][0].name}" for name in unexpected]
         faults.append(f"unexpected: {list_some(places)}{hint}")
     wrong_shape, wrong_type = [], []
@@ -162,21 +185,17 @@ def _compare(
     return faults
 
 
-def _check_alias(folder: Path, found: Mapping[str, tuple[TensorFile, Entry]], embedding: str) -> None:
-    """A tied checkpoint may repeat the embedding as its output matrix, if it is the same one."""
-    (file_a, a), (file_b, b) = found[OUTPUT_MATRIX], found[embedding]
+def _different(folder: Path, found: Mapping[str, tuple[TensorFile, Entry]], name: str, original: str) -> str | None:
+    """The fault of a tensor that repeats another: that it is not the same to the bit."""
+    (file_a, a), (file_b, b) = found[name], found[original]
     same = a.dtype == b.dtype and a.shape == b.shape
     if same:
         with Reader(folder / file_a.name, file_a) as left, Reader(folder / file_b.name, file_b) as right:
-            chunks = zip(left.chunks(OUTPUT_MATRIX), right.chunks(embedding), strict=True)
-            same = all(x == y for x, y in chunks)
-    if not same:
-        raise UserError(
-            f"{folder}: {CONFIG} says tie_word_embeddings, but {OUTPUT_MATRIX} in {file_a.name} is not equal to "
-            f"{embedding} in {file_b.name}"
-        )
-
-
-def from_stored(tensor: np.ndarray, slot: Slot, dtype: np.dtype) -> np.ndarray:
-    """A parameter from the tensor that holds it; a copy of its own, since the tensor's memory may be let go."""
-    return converted(slot.layout.to_ours(tensor), dtype)
+            same = all(x == y for x, y in zip(left.chunks(name), right.chunks(original), strict=True))
+    if same:
+        return None
+    because = f"{CONFIG} says tie_word_embeddings, but " if name == OUTPUT_MATRIX else ""
+    return (
+        f"{because}{name} in {file_a.name} is not equal to {original} in {file_b.name}, whose copy it should be; "
+        "without it the model loads"
+    )

@@ -5,13 +5,15 @@ The folder may come from anyone, so nothing outside it is read: not through the 
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.files import read_json_object
+from mtp_jax.hf.families import Naming, slots
+from mtp_jax.hf.rules import Slot
 from mtp_jax.hf.tensor_file import MAX_HEADER, Entry, TensorFile, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -34,18 +36,31 @@ class Manifest:
     Attributes:
       folder: the source; what was not trained is copied from there when saving.
       config: of the loaded model.
-      prefix: of the trunk's tensors.
+      naming: how its tensors are named.
       files: headers, one a file.
       index: the index file as it stands, or None if there is none.
       carried: tensors that are no part of the model, copied as they are.
+      copies: tensors that repeat another, by name, and which one; written from that when saving.
     """
 
     folder: Path
     config: ModelConfig
-    prefix: str
+    naming: Naming
     files: tuple[TensorFile, ...]
     index: bytes | None
     carried: frozenset[str]
+    copies: Mapping[str, str]
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """What each tensor is to the loaded model, by published name."""
+        return slots(self.config, self.naming)
+
+    @property
+    def head_names(self) -> list[str]:
+        """Names of the head's tensors that the files hold, whether loaded or carried along."""
+        is_head = self.naming.family.is_head
+        return [name for file in self.files for name in file.entries if is_head(self.config, name)]
 
 
 def list_some(names: list[str]) -> str:

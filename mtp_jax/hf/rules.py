@@ -1,203 +1,96 @@
-"""Published tensors and our parameters: one table, read in both directions.
+"""Published tensors and our parameters: a table, read in both directions.
 
-Each rule says which published tensor holds which parameter and how its axes lie. Expanded over a model's layers the
-table is total and one-to-one: every parameter is written by exactly one tensor, and that tensor is written from it.
+Each rule says which published tensor holds which parameters, or parts of them, and how its axes lie. A family's rules
+for a model are total and one-to-one: every parameter is written whole, by tensors that are written from it.
 """
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from mtp_jax.config import LayerType, ModelConfig
-from mtp_jax.mtp import MTPModel, init_params
+from mtp_jax.hf.layouts import Layout, Rows, Same, Shape
 
 
-class Layout(Enum):
-    """How a published tensor lies, seen from our parameter."""
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or one matrix of a stack of them.
 
-    SAME = "same"
-    TRANSPOSED = "transposed"  # published [out, in], ours [in, out]
-    CONV = "conv"  # published [P, 1, w+1], ours [w+1, P]
+    Attributes:
+      path: of the parameter.
+      index: into its first axis; None: all of it.
+    """
 
-    def to_ours(self, tensor: np.ndarray) -> np.ndarray:
-        """Our parameter, as a view of the published tensor."""
-        if self is Layout.SAME:
-            return tensor
-        return (tensor if self is Layout.TRANSPOSED else tensor[:, 0]).T
+    path: str
+    index: int | None = None
 
-    def to_published(self, parameter: np.ndarray) -> np.ndarray:
-        """The published tensor, as a view of our parameter."""
-        if self is Layout.SAME:
-            return parameter
-        return parameter.T if self is Layout.TRANSPOSED else parameter.T[:, None]
+    def of(self, parameters: Mapping[str, Any]) -> Any:
+        """The array itself."""
+        parameter = parameters[self.path]
+        return parameter if self.index is None else parameter[self.index]
 
-    def published_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the published tensor for a parameter's shape."""
-        if self is Layout.SAME:
-            return shape
-        return shape[::-1] if self is Layout.TRANSPOSED else (shape[1], 1, shape[0])
-
-    def shape_of_ours(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the parameter for a published tensor's shape."""
-        if self is Layout.SAME:
-            return shape
-        return shape[::-1] if self is Layout.TRANSPOSED else (shape[2], shape[0])
+    def shape(self, shapes: Mapping[str, Shape]) -> Shape:
+        """Its shape, from those of the parameters."""
+        return shapes[self.path] if self.index is None else shapes[self.path][1:]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of the table: published name and parameter path, with `{n}` for the layer."""
+    """One line of the table: what a published tensor holds, and how."""
 
     published: str
-    path: str
-    layout: Layout = Layout.SAME
+    pieces: tuple[Piece, ...]
+    layout: Layout
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What one published tensor is to a model: the parameter it holds, its layout and its published shape."""
+    """What one published tensor is to a model: the parameters it holds, its layout and its published shape."""
 
-    path: str
+    pieces: tuple[Piece, ...]
     layout: Layout
-    shape: tuple[int, ...]
+    shape: Shape
 
 
-def _kernel(published: str, path: str) -> Rule:
-    return Rule(f"{published}.weight", f"{path}/kernel", Layout.TRANSPOSED)
+def whole(published: str, path: str) -> Rule:
+    """A tensor that is a parameter."""
+    return Rule(published, (Piece(path),), Same())
 
 
-def _scale(published: str, path: str) -> Rule:
-    return Rule(f"{published}.weight", f"{path}/scale")
+def kernel(published: str, path: str) -> Rule:
+    """The matrix of a linear map."""
+    return Rule(f"{published}.weight", (Piece(f"{path}/kernel"),), Rows())
 
 
-# A published module and ours have the same name within a block, so each is given once.
-_MLP = tuple(_kernel(f"mlp.{name}", f"mlp/{name}") for name in ("gate_proj", "up_proj", "down_proj"))
-_NORMS = tuple(_scale(name, name) for name in ("input_layernorm", "post_attention_layernorm"))
-_BLOCK = {
-    LayerType.LINEAR: (
-        *_NORMS,
-        *_MLP,
-        *(
-            _kernel(f"linear_attn.{name}", f"linear_attn/{name}")
-            for name in ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj")
-        ),
-        Rule("linear_attn.conv1d.weight", "linear_attn/conv1d/kernel", Layout.CONV),
-        Rule("linear_attn.A_log", "linear_attn/A_log"),
-        Rule("linear_attn.dt_bias", "linear_attn/dt_bias"),
-        _scale("linear_attn.norm", "linear_attn/norm"),
-    ),
-    LayerType.FULL: (
-        *_NORMS,
-        *_MLP,
-        *(_kernel(f"self_attn.{name}", f"self_attn/{name}") for name in ("q_proj", "k_proj", "v_proj", "o_proj")),
-        *(_scale(f"self_attn.{name}", f"self_attn/{name}") for name in ("q_norm", "k_norm")),
-    ),
-}
-_HEAD = (
-    _kernel("mtp.fc", "mtp/fc"),
-    *(_scale(f"mtp.{name}", f"mtp/{name}") for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")),
-)
-_TIED = (Rule("embed_tokens.weight", "lm_head/kernel", Layout.TRANSPOSED),)
-_UNTIED = (Rule("embed_tokens.weight", "embed_tokens/embedding"),)
-
-MULTIMODAL_PREFIX = "model.language_model."
-TEXT_PREFIX = "model."
-OUTPUT_MATRIX = "lm_head.weight"
-CARRIED = re.compile(r"model\.visual\.")
-"""Tensors of parts that are not built here: carried along and written back as they came."""
-HEAD = re.compile(r"mtp\.")
-
-_ROWS_AT_ONCE = 256
+def scale(published: str, path: str) -> Rule:
+    """The scale of a norm."""
+    return whole(f"{published}.weight", f"{path}/scale")
 
 
-def qwen3_5_rules(config: ModelConfig, prefix: str) -> tuple[Rule, ...]:
-    """The table of Qwen3.5 dense for a model's layers.
-
-    Args:
-      prefix: `model.language_model.` in multimodal checkpoints, `model.` in those for text only.
-    """
-
-    def inside(rules: tuple[Rule, ...], published: str, path: str) -> list[Rule]:
-        return [Rule(published + rule.published, path + rule.path, rule.layout) for rule in rules]
-
-    rules = inside(_TIED if config.tie_embeddings else _UNTIED, prefix, "")
-    for n, layer_type in enumerate(config.layer_types):
-        rules += inside(_BLOCK[layer_type], f"{prefix}layers.{n}.", f"trunk/layers_{n}/")
-    rules.append(_scale(f"{prefix}norm", "trunk/norm"))
-    if not config.tie_embeddings:
-        rules.append(Rule(OUTPUT_MATRIX, "lm_head/kernel", Layout.TRANSPOSED))
-    if config.num_mtp_layers:
-        rules += _HEAD
-        rules += inside(_BLOCK[LayerType.FULL], "mtp.layers.0.", "mtp/layers_0/")
-    return tuple(rules)
+def inside(rules: Iterable[Rule], published: str, path: str) -> Iterator[Rule]:
+    """The rules of a module, for one that is part of another."""
+    for rule in rules:
+        pieces = tuple(replace(piece, path=path + piece.path) for piece in rule.pieces)
+        yield Rule(published + rule.published, pieces, rule.layout)
 
 
-@lru_cache
-def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of each parameter of a model by its path, such as `trunk/norm/scale`; nothing is computed."""
-    tree = jax.eval_shape(lambda key: init_params(MTPModel(config), key), jax.random.key(0))
-    return {path: leaf.shape for path, leaf in flatten(tree).items()}
-
-
-def slots(config: ModelConfig, prefix: str) -> dict[str, Slot]:
-    """What each published tensor of a model is to it, by published name."""
-    shapes = parameter_shapes(config)
-    rules = qwen3_5_rules(config, prefix)
-    assert sorted(rule.path for rule in rules) == sorted(shapes), "the table must write each parameter once"
-    return {
-        rule.published: Slot(rule.path, rule.layout, rule.layout.published_shape(shapes[rule.path])) for rule in rules
+def expanded(rules: Iterable[Rule], shapes: Mapping[str, Shape]) -> dict[str, Slot]:
+    """What each published tensor of a model is to it, by published name, from the shapes of its parameters."""
+    rules = list(rules)
+    pieces = [piece for rule in rules for piece in rule.pieces]
+    assert len(set(pieces)) == len(pieces), "the table must write each parameter once"
+    unknown = [piece.path for piece in pieces if piece.path not in shapes]
+    assert not unknown, f"the table must write parameters, there is no {unknown}"
+    written = dict.fromkeys(shapes, 0)
+    for piece in pieces:
+        written[piece.path] += prod(piece.shape(shapes))
+    partly = [path for path, shape in shapes.items() if written[path] != prod(shape)]
+    assert not partly, f"the table must write each parameter whole, it does not: {partly}"
+    result = {
+        rule.published: Slot(
+            rule.pieces, rule.layout, rule.layout.published_shape([piece.shape(shapes) for piece in rule.pieces])
+        )
+        for rule in rules
     }
-
-
-def converted(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A C-ordered copy in another type.
-
-    A transposed matrix goes a few rows of its source at a time, which stay in the cache: three times as fast.
-    """
-    if values.ndim != 2 or values.flags.c_contiguous:
-        return values.astype(dtype, order="C")
-    result = np.empty(values.shape, dtype)
-    for start in range(0, values.shape[1], _ROWS_AT_ONCE):
-        rows = slice(start, start + _ROWS_AT_ONCE)
-        result[:, rows] = values.T[rows].astype(dtype).T
+    assert len(result) == len(rules), "the table must name each tensor once"
     return result
-
-
-def flatten(tree: Mapping, prefix: str = "") -> dict[str, Any]:
-    """Leaves of nested dicts by their paths, joined with `/`."""
-    leaves = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves.update(flatten(value, f"{prefix}{name}/"))
-        else:
-            leaves[prefix + name] = value
-    return leaves
-
-
-def unflatten(leaves: Mapping[str, Any]) -> dict:
-    """Nested dicts from leaves by path."""
-    tree: dict = {}
-    for path, leaf in leaves.items():
-        *parents, name = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = leaf
-    return tree
-
-
-def keeps_float32(path: str) -> bool:
-    """Whether a parameter is float32 in every precision mode: norms' scales, A_log and dt_bias."""
-    return path.rpartition("/")[2] in ("scale", "A_log", "dt_bias")
-
-
-def parameter_dtype(path: str, dtype: jnp.dtype) -> np.dtype:
-    """The type a parameter has in a model whose matrices have type `dtype`."""
-    return np.dtype(np.float32) if keeps_float32(path) else np.dtype(dtype)

@@ -19,17 +19,21 @@ import numpy as np
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.files import new_folder, write_json
-from mtp_jax.hf.config_json import config_to_json
-from mtp_jax.hf.head import add_head, check_no_head, head_slots, head_tensors, traits, write_head_file
-from mtp_jax.hf.load import from_stored
+from mtp_jax.hf.config_json import config_to_json, family_of_new
+from mtp_jax.hf.families import TEXT_PREFIX, Naming, slots
+from mtp_jax.hf.head import add_head, check_no_head, head_slots, traits, write_head_file
+from mtp_jax.hf.layouts import Shape, converted
 from mtp_jax.hf.manifest import CONFIG, INDEX, Manifest, index_bytes, safe_path, side_files
-from mtp_jax.hf.rules import HEAD, OUTPUT_MATRIX, TEXT_PREFIX, Slot, converted, flatten, slots
+from mtp_jax.hf.parameters import flatten, parameter_shapes
+from mtp_jax.hf.rules import Slot
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile, make_header
 from mtp_jax.text.stop import end_ids
 from mtp_jax.text.tokenizer import Tokenizer
 
 MAX_SHARD_BYTES = 5_000_000_000
 """Where a model trained from nothing is cut into files, as published checkpoints are."""
+
+_ALWAYS_FLOAT32 = (".A_log", ".linear_attn.norm.weight", ".e_score_correction_bias")
 
 
 def save_checkpoint(
@@ -48,26 +52,34 @@ def save_checkpoint(
       out: must not exist, or be an empty folder.
       manifest: of the checkpoint that the model was loaded from. If that had no head and the model has, the head goes
         into a file of its own, stored like the embedding. None: a model trained from nothing, written as
-        `qwen3_5_text` with prefix `model.`, in bfloat16 with A_log and linear_attn.norm in float32.
+        `qwen3_5_text` (with experts `qwen3_5_moe_text`) with prefix `model.`, in bfloat16 with A_log and
+        linear_attn.norm in float32.
       tokenizer_folder: where a model trained from nothing has its tokenizer, if any; its end ids go into
         config.json and generation_config.json. A loaded model keeps the side files it came with.
       max_shard_bytes: cut of a model trained from nothing; a single tensor may be larger.
 
     Raises:
-      UserError: if `out` is not empty or cannot be written, `config` is not the manifest's, the source has changed
-        or is gone, or a value is too large for the stored type.
+      UserError: if `out` is not empty or cannot be written, `config` is not the manifest's or, without one, not
+        Qwen3.5's, the source has changed or is gone, or a value is too large for the stored type.
       ValueError: if `params` are not the parameters of `config`.
     """
     if manifest is not None:
         _check_same_model(config, manifest)
     leaves = flatten(params)
-    expected = slots(config, TEXT_PREFIX if manifest is None else manifest.prefix)
-    _check_params(leaves, expected)
+    _check_params(leaves, parameter_shapes(config))
+    expected = slots(config, _naming(config, manifest))
     with new_folder(Path(out).resolve()) as folder:
         if manifest is None:
             _write_new(folder, config, leaves, expected, tokenizer_folder, max_shard_bytes)
         else:
             _write_again(folder, manifest, leaves, expected)
+
+
+def _naming(config: ModelConfig, manifest: Manifest | None) -> Naming:
+    if manifest is not None:
+        return manifest.naming
+    family = family_of_new(config)
+    return Naming(family, TEXT_PREFIX, family.fused_trunk, family.fused_head)
 
 
 def _check_same_model(config: ModelConfig, manifest: Manifest) -> None:
@@ -84,8 +96,7 @@ def _check_same_model(config: ModelConfig, manifest: Manifest) -> None:
         raise UserError(f"the model is not the one that was loaded: {', '.join(changed)}")
 
 
-def _check_params(leaves: Mapping[str, Any], expected: Mapping[str, Slot]) -> None:
-    shapes = {slot.path: slot.layout.shape_of_ours(slot.shape) for slot in expected.values()}
+def _check_params(leaves: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
     faults = [f"{path} is missing" for path in shapes.keys() - leaves.keys()]
     faults += [f"{path} is unexpected" for path in leaves.keys() - shapes.keys()]
     faults += [
@@ -98,8 +109,6 @@ def _check_params(leaves: Mapping[str, Any], expected: Mapping[str, Slot]) -> No
 
 
 def _write_again(folder: Path, manifest: Manifest, leaves: Mapping[str, Any], expected: Mapping[str, Slot]) -> None:
-    # A tied checkpoint may repeat the embedding; the repetition follows it.
-    alias = expected.get(f"{manifest.prefix}embed_tokens.weight")
     for file in manifest.files:
         with ExitStack() as stack:
             reader = stack.enter_context(Reader(safe_path(manifest.folder, file.name), file))
@@ -107,24 +116,30 @@ def _write_again(folder: Path, manifest: Manifest, leaves: Mapping[str, Any], ex
             target = stack.enter_context(_create(folder / file.name))
             _write_header(target, file)
             for name in file.entries:
-                slot = expected.get(name, alias if name == OUTPUT_MATRIX else None)
-                if name in manifest.carried or slot is None:
+                if name in manifest.carried:
                     target.writelines(reader.chunks(name))
-                    continue
-                _again(reader, name, slot, np.asarray(leaves[slot.path])).tofile(target)
+                else:  # a copy holds the same as its original when it is read, and so it does when it is written
+                    _again(reader, name, expected[manifest.copies.get(name, name)], leaves).tofile(target)
     if manifest.index is not None:
         with _create(folder / INDEX) as target:
             target.write(manifest.index)
     _copy_side_files(manifest.folder, folder, list(side_files(manifest.folder)))
-    head = {name: (_trunk_type(manifest), slot.shape) for name, slot in expected.items() if HEAD.match(name)}
-    if head and not head_tensors(manifest):
-        add_head(folder, manifest, head, partial(_write_rounded, leaves, expected))
+    is_head = manifest.naming.family.is_head
+    if not manifest.head_names:
+        head = {
+            name: (_new_type(name, manifest), slot.shape)
+            for name, slot in expected.items()
+            if is_head(manifest.config, name)
+        }
+        if head:
+            add_head(folder, manifest, head, partial(_write_rounded, leaves, expected))
 
 
 def save_head(path: Path | str, config: ModelConfig, params: Mapping[str, Any], manifest: Manifest | None) -> None:
     """Writes the head alone as a safetensors file: published names, stored types as `save_checkpoint` chooses them.
 
-    Its metadata says what shapes do not (rotary base and width, epsilon), which `graft_head` compares.
+    Its metadata says what shapes do not (`traits`), which `graft_head` compares. Copies of the vocabulary matrices,
+    which are the trunk's, stay out.
 
     Args:
       path: written beside and renamed; a file that is there is replaced.
@@ -138,45 +153,55 @@ def save_head(path: Path | str, config: ModelConfig, params: Mapping[str, Any], 
     if manifest is not None:
         _check_same_model(config, manifest)
     leaves = flatten(params)
-    expected = head_slots(config)
+    expected = head_slots(config, _naming(config, manifest))
     stored = {name: file for file in manifest.files for name in file.entries} if manifest else {}
 
     def stored_type(name: str) -> str:
-        if manifest is None:
-            return "BF16"
-        return stored[name].entries[name].dtype if name in stored else _trunk_type(manifest)
+        return stored[name].entries[name].dtype if name in stored else _new_type(name, manifest)
 
     def write(target: BinaryIO, name: str, entry: Entry) -> None:
         if manifest is None or name not in stored:
             return _write_rounded(leaves, expected, target, name, entry)
         with Reader(safe_path(manifest.folder, stored[name].name), stored[name]) as reader:
             reader.check_header()
-            _again(reader, name, expected[name], np.asarray(leaves[expected[name].path])).tofile(target)
+            _again(reader, name, expected[name], leaves).tofile(target)
 
     tensors = {name: (stored_type(name), slot.shape) for name, slot in expected.items()}
     write_head_file(Path(path), tensors, write, traits(config))
 
 
-def _trunk_type(manifest: Manifest) -> str:
-    """What a tensor that the files lack is stored as: like the embedding."""
-    name = f"{manifest.prefix}embed_tokens.weight"
-    return next(file.entries[name].dtype for file in manifest.files if name in file.entries)
+def _new_type(name: str, manifest: Manifest | None) -> str:
+    """What a tensor that no file holds yet is stored as: like the embedding, but for a few that are always float32."""
+    if name.endswith(_ALWAYS_FLOAT32):
+        return "F32"
+    if manifest is None:
+        return "BF16"
+    embedding = f"{manifest.naming.prefix}embed_tokens.weight"
+    return next(file.entries[embedding].dtype for file in manifest.files if embedding in file.entries)
 
 
-def _again(reader: Reader, name: str, slot: Slot, parameter: np.ndarray) -> np.ndarray:
-    """The tensor to write for a parameter that came from a file: the stored one if it was not trained, even if
+def _again(reader: Reader, name: str, slot: Slot, leaves: Mapping[str, Any]) -> np.ndarray:
+    """The tensor to write for parameters that came from a file: where they were not trained, what is stored, even if
     loading rounded it."""
     stored = reader.array(name)
-    if _same_bits(from_stored(stored, slot, parameter.dtype), parameter):
+    parts = slot.layout.split(stored)
+    parameters = [np.asarray(piece.of(leaves)) for piece in slot.pieces]
+    trained = [not _same_bits(converted(a, b.dtype), b) for a, b in zip(parts, parameters, strict=True)]
+    if not any(trained):
         return stored
-    return _rounded(name, parameter, slot, reader.entry(name))
+    parts = [
+        _rounded(name, parameter, reader.entry(name)) if changed else part
+        for part, parameter, changed in zip(parts, parameters, trained, strict=True)
+    ]
+    return converted(slot.layout.join(parts), stored.dtype)
 
 
 def _write_rounded(
     leaves: Mapping[str, Any], expected: Mapping[str, Slot], target: BinaryIO, name: str, entry: Entry
 ) -> None:
     slot = expected[name]
-    _rounded(name, np.asarray(leaves[slot.path]), slot, entry).tofile(target)
+    parts = [_rounded(name, np.asarray(piece.of(leaves)), entry) for piece in slot.pieces]
+    converted(slot.layout.join(parts), NUMPY_DTYPES[entry.dtype]).tofile(target)
 
 
 def _write_new(
@@ -219,7 +244,7 @@ def _shards(expected: Mapping[str, Slot], max_shard_bytes: int) -> list[dict[str
     shards: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
     size = 0
     for name, slot in expected.items():
-        dtype = "F32" if name.endswith((".A_log", ".linear_attn.norm.weight")) else "BF16"
+        dtype = _new_type(name, None)
         num_bytes = math.prod(slot.shape) * NUMPY_DTYPES[dtype].itemsize
         if shards[-1] and size + num_bytes > max_shard_bytes:
             shards.append({})
@@ -229,9 +254,9 @@ def _shards(expected: Mapping[str, Slot], max_shard_bytes: int) -> list[dict[str
     return shards
 
 
-def _rounded(name: str, parameter: np.ndarray, slot: Slot, entry: Entry) -> np.ndarray:
+def _rounded(name: str, parameter: np.ndarray, entry: Entry) -> np.ndarray:
     with np.errstate(over="ignore"):  # reported below, by name
-        stored = converted(slot.layout.to_published(parameter), NUMPY_DTYPES[entry.dtype])
+        stored = parameter.astype(NUMPY_DTYPES[entry.dtype])
     if entry.dtype == "F16" and np.isinf(stored).sum() > np.isinf(parameter).sum():
         raise UserError(f"{name}: a value is too large for its stored type F16: {np.abs(parameter).max()}")
     return stored

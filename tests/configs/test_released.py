@@ -5,7 +5,7 @@ from released_tensors import BILLIONS, SHAPES, head_prefix, num_parameters, publ
 
 from configs.released import RELEASED, released_name
 from mtp_jax.config import LayerType, RouterType
-from mtp_jax.hf.rules import slots
+from mtp_jax.hf.families import released_naming, slots
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -52,9 +52,8 @@ def test_the_tables_give_the_known_numbers_of_parameters(name):
 
 @pytest.mark.parametrize("name", [name for name in RELEASED if RELEASED[name].moe is None])
 def test_the_checkpoint_of_a_preset_has_the_released_tensors(name):
-    assert {tensor: slot.shape for tensor, slot in slots(RELEASED[name], "model.language_model.").items()} == published(
-        name
-    )
+    table = slots(RELEASED[name], released_naming("qwen3_5"))
+    assert {tensor: slot.shape for tensor, slot in table.items()} == published(name)
     assert head_prefix(name) == "mtp."
 
 

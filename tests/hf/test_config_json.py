@@ -79,9 +79,10 @@ def test_any_rotary_width_survives(head_dim):
         assert config_from_json(config_to_json(config)) == config
 
 
-@pytest.mark.parametrize("model_type", [None, "qwen3_next", "llama", 3, []])
+@pytest.mark.parametrize("model_type", [None, "qwen3_6", "llama", 3, []])
 def test_another_model_type_lists_the_supported_ones(model_type):
-    with pytest.raises(UserError, match=r"model_type must be one of qwen3_5, qwen3_5_text, got"):
+    known = "qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, qwen3_next, glm4_moe"
+    with pytest.raises(UserError, match=f"model_type must be one of {known}, got"):
         config_from_json({**TEXT, "model_type": model_type})
 
 
@@ -98,7 +99,7 @@ REFUSED = {
     "num_experts": 8,
     "mlp_only_layers": [1],
     "decoder_sparse_step": 1,
-    "mtp_num_hidden_layers": 2,
+    "mtp_num_hidden_layers": 65,
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e7},
     "rope_scaling": {"type": "linear", "factor": 2},
     "layer_types": ["linear_attention"] * 3,

@@ -13,7 +13,7 @@ from random_checkpoint import BF16, F16, F32, Variant, config_json, file_bytes, 
 
 from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint
-from mtp_jax.hf.rules import flatten
+from mtp_jax.hf.parameters import flatten
 from mtp_jax.mtp import MTPModel, init_params
 
 TIED = Variant("tied", 1)

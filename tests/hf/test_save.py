@@ -14,7 +14,7 @@ from random_checkpoint import BF16, F16, F32, Variant, config_json, tensors, wri
 
 from mtp_jax.errors import UserError
 from mtp_jax.hf import config_from_json, load_checkpoint, save_checkpoint
-from mtp_jax.hf.rules import flatten, parameter_shapes, unflatten
+from mtp_jax.hf.parameters import flatten, parameter_shapes, unflatten
 from mtp_jax.text import Tokenizer, end_ids, train_bpe
 
 TIED = Variant("tied", 1)

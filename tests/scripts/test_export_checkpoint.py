@@ -82,6 +82,7 @@ def test_the_head_alone(call, tmp_path):
             "rotary_dim": "8",
             "rope_theta": "10000000.0",
             "rms_norm_eps": "1e-06",
+            "head_reads": "after_norm",
         }
         expected = {name: value for name, value in tensors(whole).items() if name.startswith("mtp.")}
         assert set(head.keys()) == expected.keys()

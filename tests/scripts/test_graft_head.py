@@ -10,7 +10,7 @@ import safetensors.numpy
 from random_checkpoint import BF16, F16, Variant, config_json, file_bytes, tensors, write
 
 from mtp_jax.hf import load_checkpoint, save_head
-from mtp_jax.hf.rules import flatten
+from mtp_jax.hf.parameters import flatten
 
 WHOLE = Variant("whole", 5, tied=False, dtype=BF16)
 MULTIMODAL = replace(WHOLE, prefix="model.language_model.", vision=True)
@@ -128,7 +128,7 @@ def put(name, value):
             "rope_theta: the trunk's is 10000000.0",
         ),
         (lambda head, config: config.update(rms_norm_eps=1e-5), "rms_norm_eps: the trunk's is 1e-06"),
-        (lambda head, config: head.clear(), "expected the tensors of a head (mtp.*), found none among"),
+        (lambda head, config: head.clear(), "expected the tensors of a head (mtp.fc.weight and others), found none among"),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(call, tmp_path, change, message):

@@ -13,7 +13,7 @@ from small_run import read_rows
 
 from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint, save_checkpoint
-from mtp_jax.hf.rules import flatten, unflatten
+from mtp_jax.hf.parameters import flatten, unflatten
 from train.batch import Batch
 from train.checkpoint import load_for_export
 from train.experiment import PROJECTIONS, Experiment

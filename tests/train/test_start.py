@@ -13,7 +13,7 @@ from small_run import read_rows
 from mtp_jax.config import LayerType
 from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint, save_checkpoint, save_head
-from mtp_jax.hf.rules import flatten
+from mtp_jax.hf.parameters import flatten
 from train.checkpoint import load_for_export
 from train.experiment import MODEL_SETTINGS, Experiment
 from train.loop import train
