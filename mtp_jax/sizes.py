@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from mtp_jax.config import ModelConfig
-from mtp_jax.hf.rules import parameter_dtype, parameter_shapes
+from mtp_jax.hf.parameters import parameter_dtype, parameter_shapes
 from mtp_jax.state import AttentionState, State, empty_head_state, empty_trunk_state
 
 

@@ -85,9 +85,7 @@ def _num_mtp_layers(keys: Keys) -> int:
 
 def _dense(keys: Keys) -> ModelConfig:
     keys.only({"num_experts": (0,), "mlp_only_layers": ([],), "decoder_sparse_step": (0,)})
-    return qwen_model(
-        keys, mlp_width=keys.integer("intermediate_size"), num_mtp_layers=_num_mtp_layers(keys)
-    )
+    return qwen_model(keys, mlp_width=keys.integer("intermediate_size"), num_mtp_layers=_num_mtp_layers(keys))
 
 
 def _with_experts(keys: Keys) -> ModelConfig:
