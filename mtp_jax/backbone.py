@@ -10,6 +10,7 @@ from mtp_jax.config import ModelConfig
 from mtp_jax.documents import Documents
 from mtp_jax.layers.block import Block, block_class
 from mtp_jax.layers.norm import LastNorm
+from mtp_jax.layers.router import Routing
 from mtp_jax.state import State, Trail
 
 
@@ -28,11 +29,15 @@ class Backbone(nn.Module):
         ]
         self.norm = LastNorm(config.norm_eps, config.zero_centred_norms, config.head_reads)
 
-    def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:
-        """Training; the result is before the final norm."""
+    def __call__(
+        self, x: Float[Array, "B T D"], docs: Documents
+    ) -> tuple[Float[Array, "B T D"], tuple[Routing | None, ...]]:
+        """Training; the result is before the final norm. Also how each layer spread tokens over its experts."""
+        routings = []
         for layer in self.layers:
-            x = layer(x, docs)
-        return x
+            x, routing = layer(x, docs)
+            routings.append(routing)
+        return x, tuple(routings)
 
     def extend(
         self, x: Float[Array, "B T D"], state: State, lengths: Int[Array, " B"]

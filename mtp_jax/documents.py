@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 
 class Documents(NamedTuple):
@@ -15,12 +15,19 @@ class Documents(NamedTuple):
 
     number: Int[Array, "B T"]  # counts the changes of segment id so far; never falls along T
     position: Int[Array, "B T"]  # tokens since the document's start
+    counted: Bool[Array, "B T"]  # in what is said of all tokens together; padding is not
 
 
-def documents(segment_ids: Int[Array, "B T"]) -> Documents:
-    """Numbers the documents of each row and the tokens within them; every change of id starts a document."""
+def documents(segment_ids: Int[Array, "B T"], counted: Bool[Array, "B T"] | None = None) -> Documents:
+    """Numbers the documents of each row and the tokens within them; every change of id starts a document.
+
+    Args:
+      counted: None counts all.
+    """
+    if counted is None:
+        counted = jnp.ones(segment_ids.shape, bool)
     changed = segment_ids[:, 1:] != segment_ids[:, :-1]
     starts = jnp.pad(changed, ((0, 0), (1, 0)))
     time = jnp.arange(segment_ids.shape[1])[None, :]
     start_time = jax.lax.cummax(jnp.where(starts, time, 0), axis=1)
-    return Documents(jnp.cumsum(starts.astype(jnp.int32), axis=1), time - start_time)
+    return Documents(jnp.cumsum(starts.astype(jnp.int32), axis=1), time - start_time, counted)

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from mtp_jax.backbone import Backbone
 from mtp_jax.config import LayerType, ModelConfig
 from mtp_jax.documents import Documents, documents
 from mtp_jax.layers.block import block_class
 from mtp_jax.layers.norm import LastNorm, RMSNorm
+from mtp_jax.layers.router import Routing
 from mtp_jax.state import ChainState, State, Trail, empty_head_state, empty_trunk_state, last_inputs, pair_up
 
 M = TypeVar("M", bound=nn.Module)
@@ -54,23 +55,27 @@ class MTPHead(nn.Module):
 
     def __call__(
         self, hidden: Float[Array, "B T D"], embedded: Sequence[Float[Array, "B T D"]], docs: Documents
-    ) -> list[Float[Array, "B T D"]]:
+    ) -> tuple[list[Float[Array, "B T D"]], tuple[Routing | None, ...]]:
         """Training, documents kept apart: once for each depth.
 
         Args:
           embedded: for depth d, at index t, the embedding of token t+d.
 
         Returns:
-          what the next depth reads of each; at depth d, index t is the guess of token t+d+1.
+          what the next depth reads of each; at depth d, index t is the guess of token t+d+1. And how each layer spread
+          tokens over its experts, at all depths together.
         """
         states: list[ChainState | None] = [None] * len(self.layers)
+        routings: list[Routing | None] = [None] * len(self.layers)
         outputs = []
         for depth, next_embedded in enumerate(embedded, 1):
             k = self.layer_at(depth)
-            x, states[k] = self.layers[k].chain(self._fuse(k, hidden, next_embedded), docs, states[k])
+            x, states[k], routing = self.layers[k].chain(self._fuse(k, hidden, next_embedded), docs, states[k])
+            before = routings[k]
+            routings[k] = routing if before is None else jax.tree.map(jnp.add, before, routing)
             hidden = self._of(self.norms, k).hidden(x)
             outputs.append(hidden)
-        return outputs
+        return outputs, tuple(routings)
 
     def extend(
         self,
@@ -187,7 +192,7 @@ class MTPModel(nn.Module):
 
     def hidden_before_norm(self, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The trunk's residual stream after its last block."""
-        return self.trunk(self.embed(tokens), documents(segment_ids))
+        return self.trunk(self.embed(tokens), documents(segment_ids))[0]
 
     def final_norm(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         """The trunk's final norm."""
@@ -196,6 +201,13 @@ class MTPModel(nn.Module):
     def __call__(self, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The trunk's hidden states, as the head reads them; every change of segment id starts a document."""
         return self.trunk.norm.hidden(self.hidden_before_norm(tokens, segment_ids))
+
+    def routed(
+        self, tokens: Int[Array, "B T"], segment_ids: Int[Array, "B T"], counted: Bool[Array, "B T"]
+    ) -> tuple[Float[Array, "B T D"], tuple[Routing | None, ...]]:
+        """As `__call__`; also how each layer spread the counted tokens over its experts, None where it has none."""
+        x, routings = self.trunk(self.embed(tokens), documents(segment_ids, counted))
+        return self.trunk.norm.hidden(x), routings
 
     def mtp(
         self,
@@ -207,7 +219,8 @@ class MTPModel(nn.Module):
 
         At a document's last token the next token belongs to its neighbour: leave that entry out of the loss.
         """
-        return self.mtp_head(hidden, [self.embed(next_tokens)], documents(segment_ids))[0]
+        (own,), _ = self.mtp_head(hidden, [self.embed(next_tokens)], documents(segment_ids))
+        return own
 
     def mtp_chain(
         self,
@@ -215,20 +228,24 @@ class MTPModel(nn.Module):
         tokens: Int[Array, "B T"],
         segment_ids: Int[Array, "B T"],
         depths: int,
-    ) -> list[Float[Array, "B T D"]]:
+        counted: Bool[Array, "B T"] | None = None,
+    ) -> tuple[list[Float[Array, "B T D"]], tuple[Routing | None, ...]]:
         """The head's hidden states at depths 1, 2, .. as decoding chains them, at every index at once.
 
             own_1[t] = head(hidden[t], e(token t+1)),    own_d[t] = head(own_{d-1}[t], e(token t+d))
 
         At depth d the head at index t sees its depth-1 keys up to t and those of its own chain, like a draft that
         follows token t. Entries whose tokens t+1 .. t+d are not all of t's document mean nothing.
+
+        Returns:
+          hidden states by depth, and how each of the head's layers spread the counted tokens over its experts.
         """
         embedded = self.embed(tokens)
         ahead = [
             jnp.pad(embedded[:, depth:], [(0, 0), (0, min(depth, tokens.shape[1])), (0, 0)])
             for depth in range(1, depths + 1)
         ]
-        return self.mtp_head(hidden, ahead, documents(segment_ids))
+        return self.mtp_head(hidden, ahead, documents(segment_ids, counted))
 
     def extend(
         self, tokens: Int[Array, "B T"], state: State, lengths: Int[Array, " B"]
@@ -271,7 +288,7 @@ class MTPModel(nn.Module):
         hidden = self(tokens, segment_ids)
         outputs = [self.trunk_output(hidden)]
         if depths := self.config.num_mtp_layers:
-            chained = self.mtp_chain(hidden, tokens, segment_ids, depths)
+            chained, _ = self.mtp_chain(hidden, tokens, segment_ids, depths)
             outputs += [self.head_output(own, depth) for depth, own in enumerate(chained, 1)]
         return self.logits(sum(outputs[1:], start=outputs[0]))
 

@@ -101,6 +101,12 @@ class Experiment:
         "joint",
         "joint: both losses train all; detached: the MTP loss trains the head only; head_only: the trunk is frozen",
     )
+    balance_loss_weight: float = _setting(
+        0.0, "of the loss that spreads tokens evenly over experts, in a model that has them"
+    )
+    router_bias_rate: float = _setting(
+        0.0, "how far a sigmoid router's biases move each step, towards experts that got too little; 0: not at all"
+    )
     cross_entropy_chunk: int = _setting(512, "rows of logits that exist at one time")
     remat: str = _setting(
         "none",
@@ -163,6 +169,8 @@ class Experiment:
         for name in from_0:
             self._require(name, getattr(self, name) >= 0, "at least 0")
         self._require("head_learning_rate_scale", self.head_learning_rate_scale >= 0, "at least 0")
+        self._require("balance_loss_weight", self.balance_loss_weight >= 0, "at least 0")
+        self._require("router_bias_rate", self.router_bias_rate >= 0, "at least 0")
         self._require("sequence_length", self.sequence_length >= 2, "at least 2")
         self._require(
             "accumulate_steps",
@@ -241,6 +249,8 @@ class Experiment:
             self._require("new_head", not self.new_head, "a checkpoint to start from beside it (init)")
             self._require("lora_rank", not self.lora_rank, "0 without a checkpoint to start from (init)")
             return
+        if self.lora_rank:
+            self._require("router_bias_rate", not self.router_bias_rate, "0 with lora_rank: adapters alone are trained")
         if self.lora_rank and self.gradient_mode == "head_only":
             trunk = [name for name in self.lora_targets if name.startswith("trunk.")]
             self._require("lora_targets", not trunk, "nothing in the trunk, which gradient_mode=head_only leaves alone")

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from mtp_jax.documents import documents
+from mtp_jax.layers.router import balancing_loss
 from mtp_jax.mtp import MTPModel
 from train.batch import PADDING, Batch
 from train.experiment import Experiment
@@ -32,6 +34,8 @@ class Losses(NamedTuple):
     mtp_agreement: Float[Array, " depths"]  # share where it is the trunk's argmax for the same place
     main_count: Float[Array, ""]  # unmasked targets
     mtp_count: Float[Array, " depths"]
+    balance_loss: Float[Array, ""]  # mean over layers with experts; 0 if there are none
+    expert_load: dict[str, Float[Array, " N"]]  # tokens that chose each expert, by the layer's path
 
 
 def targets(batch: Batch, depths: int) -> tuple[Int[Array, "B T"], Bool[Array, "predictors B T"]]:
@@ -78,9 +82,13 @@ def losses(
                    matrix count as given in them
         head_only  as detached, and the main loss reaches nothing; differentiate in `params["mtp"]` alone
 
+    With experts, `balance_loss_weight` times the mean of their layers' balancing losses is added to what is
+    differentiated, not to what is reported as the loss. Microbatches are balanced each by itself.
+
     Args:
       mtp_weight: lambda.
-      experiment: depths, depth_weights, head_loss, gradient_mode, cross_entropy_chunk.
+      experiment: depths, depth_weights, head_loss, gradient_mode, cross_entropy_chunk, balance_loss_weight,
+        accumulate_steps.
       counts: `count_targets` of all microbatches together, if the batch is one of several.
 
     Returns:
@@ -99,13 +107,14 @@ def losses(
 
     tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
     trunk = model.bind({"params": params})
-    hidden = trunk(tokens, segment_ids)
+    counted = segment_ids != PADDING
+    hidden, trunk_routings = trunk.routed(tokens, segment_ids, counted)
     head_params, seen_by_head = params, hidden
     if experiment.gradient_mode != "joint":
         given, seen_by_head = jax.lax.stop_gradient((params, hidden))
         head_params = {**given, "mtp": params["mtp"]}
     head = model.bind({"params": head_params})
-    chained = head.mtp_chain(seen_by_head, tokens, segment_ids, depths)
+    chained, head_routings = head.mtp_chain(seen_by_head, tokens, segment_ids, depths, counted)
     head_outputs = [head.head_output(own, depth) for depth, own in enumerate(chained, 1)]
 
     at_place = [
@@ -124,6 +133,14 @@ def losses(
     def means(x: Float[Array, "predictors T"]) -> Float[Array, " predictors"]:
         return jnp.sum(x * per_target.reshape(x.shape), axis=1)
 
+    routings = {
+        f"{stack}/layers_{n}/mlp": routing
+        for stack, by_layer in (("trunk", trunk_routings), ("mtp", head_routings))
+        for n, routing in enumerate(by_layer)
+        if routing is not None
+    }
+    balance = sum(map(balancing_loss, routings.values()), start=jnp.zeros(()))
+    balance = balance / (max(1, len(routings)) * experiment.accumulate_steps)
     term_losses = means(by_token.loss)
     best = by_token.best
     mtp_loss = jnp.sum(depth_weights * term_losses[1:])
@@ -136,8 +153,26 @@ def losses(
         mtp_agreement=means((best == best[:1]).astype(jnp.float32))[1:],
         main_count=jnp.sum(mask[0], dtype=jnp.float32),
         mtp_count=jnp.sum(mask[1:], axis=(1, 2), dtype=jnp.float32),
+        balance_loss=balance,
+        expert_load={path: routing.load for path, routing in routings.items()},
     )
-    return loss, jax.lax.stop_gradient(report)
+    return loss + experiment.balance_loss_weight * balance, jax.lax.stop_gradient(report)
+
+
+def expert_figures(losses: Losses) -> dict[str, float]:
+    """How even the layers' experts are loaded, by the names in metrics.jsonl; nothing without experts.
+
+    `expert_load_max` is the most loaded expert's share over an even one's, mean over layers; `experts_unused` the share
+    of experts that no token chose.
+    """
+    loads = [np.asarray(load, np.float64) for load in losses.expert_load.values()]
+    if not loads:
+        return {}
+    return {
+        "balance_loss": float(losses.balance_loss),
+        "expert_load_max": float(np.mean([load.max() / max(load.mean(), 1e-9) for load in loads])),
+        "experts_unused": float(np.mean([load == 0 for load in loads])),
+    }
 
 
 def mtp_figures(losses: Losses) -> dict[str, float]:

@@ -13,7 +13,7 @@ from train.batch import Batch
 from train.board import Board
 from train.checkpoint import Counters, Workdir
 from train.experiment import Experiment
-from train.objective import mtp_figures
+from train.objective import expert_figures, mtp_figures
 from train.progress import Progress
 from train.step import StepMetrics
 
@@ -92,6 +92,7 @@ class Recorder:
             "mtp_loss": float(metrics.losses.mtp_loss),
             "mtp_weight": pending.mtp_weight,
             **mtp_figures(metrics.losses),
+            **expert_figures(metrics.losses),
             "learning_rate": float(metrics.learning_rate),
             "grad_norm": float(metrics.grad_norm),
             "tokens_per_second": tokens_per_second,

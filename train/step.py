@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from mtp_jax.config import ModelConfig
+from mtp_jax.config import ModelConfig, RouterType
+from mtp_jax.errors import UserError
+from mtp_jax.hf.rules import flatten, unflatten
+from mtp_jax.layers.router import balanced_bias
 from mtp_jax.mtp import MTPModel, init_params
 from train.batch import Batch
 from train.experiment import Experiment
@@ -72,7 +75,19 @@ def with_dtype(experiment: Experiment) -> Experiment:
 
 
 def build_model(config: ModelConfig, experiment: Experiment) -> MTPModel:
-    """The model as the experiment computes with it; `dtype` must be settled."""
+    """The model as the experiment computes with it; `dtype` must be settled.
+
+    Raises:
+      UserError: if a setting is about experts, or their biases, and the model has none.
+    """
+    if experiment.balance_loss_weight and config.moe is None:
+        raise UserError(
+            f"setting balance_loss_weight: expected 0, the model has no experts, got {experiment.balance_loss_weight}"
+        )
+    if experiment.router_bias_rate and (config.moe is None or config.moe.router is not RouterType.SIGMOID):
+        raise UserError(
+            f"setting router_bias_rate: expected 0, the model's router has no biases, got {experiment.router_bias_rate}"
+        )
     return MTPModel(config=config, dtype=jnp.dtype(experiment.dtype), remat=experiment.remat)
 
 
@@ -115,6 +130,8 @@ def train_step(
         return parameter - (rate * update).astype(parameter.dtype)
 
     new = jax.tree_util.tree_map_with_path(moved, old, updates)
+    if experiment.router_bias_rate:
+        new = _rebalanced(new, report.expert_load, experiment.router_bias_rate)
     finite = jnp.isfinite(report.loss) & jnp.isfinite(grad_norm)
 
     def unless_skipped(new: PyTree, old: PyTree) -> PyTree:
@@ -130,6 +147,16 @@ def train_step(
         skipped_in_a_row=in_a_row,
     )
     return new_state, StepMetrics(report, learning_rate, grad_norm, skipped, in_a_row)
+
+
+def _rebalanced(params: PyTree, loads: dict[str, Float[Array, " N"]], rate: float) -> PyTree:
+    """With the routers' biases moved, in those layers that are trained."""
+    leaves = flatten(params)
+    for path, load in loads.items():
+        name = f"{path}/gate/bias"
+        if name in leaves:
+            leaves[name] = balanced_bias(leaves[name], load, rate)
+    return unflatten(leaves)
 
 
 def loss_and_gradients(

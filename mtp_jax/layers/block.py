@@ -12,6 +12,7 @@ from mtp_jax.layers.delta_net import GatedDeltaNet
 from mtp_jax.layers.mlp import SwiGLU
 from mtp_jax.layers.moe import MoE
 from mtp_jax.layers.norm import RMSNorm
+from mtp_jax.layers.router import Routing
 from mtp_jax.state import AttentionState, AttentionTrail, ChainState, DeltaState, DeltaTrail
 
 
@@ -45,16 +46,17 @@ class Block(nn.Module):
         """The layer's token mixer."""
         return self.self_attn if self.layer_type is LayerType.FULL else self.linear_attn
 
-    def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> Float[Array, "B T D"]:
-        """Training: no state, documents kept apart."""
-        return self._add_mlp(x + self.mixer(self.input_layernorm(x), docs))
+    def __call__(self, x: Float[Array, "B T D"], docs: Documents) -> tuple[Float[Array, "B T D"], Routing | None]:
+        """Training: no state, documents kept apart. Also how tokens were spread over experts, if there are any."""
+        return self._add_routed_mlp(x + self.mixer(self.input_layernorm(x), docs), docs)
 
     def chain(
         self, x: Float[Array, "B T D"], docs: Documents, state: ChainState | None
-    ) -> tuple[Float[Array, "B T D"], ChainState]:
+    ) -> tuple[Float[Array, "B T D"], ChainState, Routing | None]:
         """Training: the next depth of the chains that start at each token (attention only)."""
         y, state = self.self_attn.chain(self.input_layernorm(x), docs, state)
-        return self._add_mlp(x + y), state
+        x, routing = self._add_routed_mlp(x + y, docs)
+        return x, state, routing
 
     def extend(
         self,
@@ -84,6 +86,14 @@ class Block(nn.Module):
 
     def _add_mlp(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return x + self.mlp(self.post_attention_layernorm(x))
+
+    def _add_routed_mlp(
+        self, x: Float[Array, "B T D"], docs: Documents
+    ) -> tuple[Float[Array, "B T D"], Routing | None]:
+        if not isinstance(self.mlp, MoE):
+            return self._add_mlp(x), None
+        y, routing = self.mlp.routed(self.post_attention_layernorm(x), docs.counted)
+        return x + y, routing
 
 
 REMAT = {

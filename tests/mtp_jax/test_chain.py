@@ -48,7 +48,7 @@ def _tokens(seed, time=TIME):
 def _trained_logits(model, params, tokens, segment_ids, depths=DEPTHS):
     """[D B T vocab], entry [d-1, b, t] of the token t+d+1."""
     bound = model.bind({"params": params})
-    chain = bound.mtp_chain(bound(tokens, segment_ids), tokens, segment_ids, depths)
+    chain, _ = bound.mtp_chain(bound(tokens, segment_ids), tokens, segment_ids, depths)
     return jnp.stack([bound.logits(bound.head_output(own, depth)) for depth, own in enumerate(chain, 1)])
 
 
@@ -116,7 +116,7 @@ def test_the_first_depth_is_the_head_as_it_reads_given_pairs(model, params):
     def both(params):
         bound = model.bind({"params": params})
         hidden = bound(tokens, jnp.zeros_like(tokens))
-        return bound.mtp_chain(hidden, tokens, jnp.zeros_like(tokens), 1)[0], bound.mtp(
+        return bound.mtp_chain(hidden, tokens, jnp.zeros_like(tokens), 1)[0][0], bound.mtp(
             hidden, jnp.roll(tokens, -1, axis=1), jnp.zeros_like(tokens)
         )
 
