@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from mtp_jax.config import ModelConfig, RouterType
 from mtp_jax.errors import UserError
-from mtp_jax.hf.rules import flatten, unflatten
+from mtp_jax.hf.parameters import flatten, unflatten
 from mtp_jax.layers.router import balanced_bias
 from mtp_jax.mtp import MTPModel, init_params
 from train.batch import Batch

@@ -128,7 +128,10 @@ def put(name, value):
             "rope_theta: the trunk's is 10000000.0",
         ),
         (lambda head, config: config.update(rms_norm_eps=1e-5), "rms_norm_eps: the trunk's is 1e-06"),
-        (lambda head, config: head.clear(), "expected the tensors of a head (mtp.fc.weight and others), found none among"),
+        (
+            lambda head, config: head.clear(),
+            "expected the tensors of a head (mtp.fc.weight and others), found none among",
+        ),
     ],
 )
 def test_a_head_that_does_not_fit_is_refused(call, tmp_path, change, message):

@@ -101,7 +101,7 @@ def _all_logits(params, tokens, segment_ids):
     """Of the trunk, and of the head at each depth by its own index: [1 + D T vocab]."""
     bound = MODEL.bind({"params": params})
     hidden = bound(tokens, segment_ids)
-    chain = bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS)
+    chain, _ = bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS)
     return jnp.stack([bound.logits(x)[0] for x in (hidden, *chain)])
 
 
@@ -179,7 +179,7 @@ def test_gradients_equal_autodiff_of_the_plain_loss(params, head_loss, gradient_
             hidden = jax.lax.stop_gradient(hidden)
             bound = MODEL.bind({"params": jax.lax.stop_gradient(params) | {"mtp": params["mtp"]}})
         given = jax.lax.stop_gradient(main)
-        for depth, own in enumerate(bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS), 1):
+        for depth, own in enumerate(bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS)[0], 1):
             log_q = jnp.roll(jax.nn.log_softmax(bound.logits(own)), depth, axis=1)
             if head_loss == "ce":
                 values = -at_label(log_q)
