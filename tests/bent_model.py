@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mtp_jax.config import AttentionConfig, DeltaNetConfig, LayerType, ModelConfig
+from mtp_jax.config import AttentionConfig, DeltaNetConfig, HeadReads, LayerType, ModelConfig, MoEConfig, RouterType
 from mtp_jax.hf import save_checkpoint
 from mtp_jax.mtp import MTPModel, init_params
 from mtp_jax.text import train_bpe
@@ -24,6 +24,27 @@ CONFIG = ModelConfig(
     tie_embeddings=False,
     max_position_embeddings=256,
 )
+EXPERTS = MoEConfig(num_experts=6, experts_per_token=2, expert_width=10, shared_width=12)
+GROUPED = replace(EXPERTS, shared_gate=False, router=RouterType.SIGMOID, scaling=1.5, num_groups=3, groups_per_token=2)
+PLAIN = replace(CONFIG.attention, output_gate=False, qk_norm=False, bias=True)
+GLM = replace(
+    CONFIG,
+    layer_types=(FULL, FULL),
+    attention=PLAIN,
+    delta=None,
+    moe=GROUPED,
+    num_dense_layers=1,
+    zero_centred_norms=False,
+    mtp_layers_share=False,
+)
+FAMILIES = {
+    "dense hybrid": CONFIG,
+    "hybrid with experts": replace(CONFIG, mlp_width=0, moe=EXPERTS),
+    "attention with experts": GLM,
+    "two head layers": replace(GLM, num_mtp_layers=2),
+    "head reads before the norm": replace(CONFIG, head_reads=HeadReads.BEFORE_NORM),
+}
+"""What decoding does is tested on each of these; Qwen3-Next computes as the hybrid with experts does."""
 
 
 def bent_params(model: MTPModel, seed: int, trunk_noise: float, head_noise: float) -> dict:
@@ -40,14 +61,17 @@ def bent_params(model: MTPModel, seed: int, trunk_noise: float, head_noise: floa
     params["embed_tokens"]["embedding"] = rng.normal(size=(vocab, width)).astype(np.float32)
     params["lm_head"]["kernel"] = rng.normal(size=(width, vocab)).astype(np.float32)
     noise = rng.normal(size=(width, width)).astype(np.float32) * head_noise / width**0.5
-    params["mtp"]["fc"]["kernel"] = np.concatenate([np.eye(width, dtype=np.float32), noise])
-    for stack, scale in (("trunk", trunk_noise), ("mtp", head_noise)):
-        for name, layer in params[stack].items():
-            if name.startswith("layers_"):
-                for part, output in (("linear_attn", "out_proj"), ("self_attn", "o_proj"), ("mlp", "down_proj")):
-                    if part in layer:
-                        layer[part][output]["kernel"] *= scale
-    return jax.tree.map(jnp.asarray, params)
+    for name in params["mtp"]:
+        if name.startswith("fc"):  # one, or one of each layer
+            params["mtp"][name]["kernel"] = np.concatenate([np.eye(width, dtype=np.float32), noise])
+    outputs = ("out_proj", "o_proj", "down_proj")
+
+    def scaled(path: tuple, leaf: np.ndarray) -> np.ndarray:
+        names = [entry.key for entry in path]
+        noise = {"trunk": trunk_noise, "mtp": head_noise}.get(names[0], 1.0)
+        return leaf * np.float32(noise if set(outputs) & set(names) else 1.0)
+
+    return jax.tree.map(jnp.asarray, jax.tree_util.tree_map_with_path(scaled, params))
 
 
 def write_checkpoint(folder: Path) -> None:

@@ -1,11 +1,11 @@
-"""One small model for all decoding tests, so that each shape compiles once."""
+"""Small models for all decoding tests, so that each shape compiles once."""
 
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import pytest
-from bent_model import CONFIG, bent_params
+from bent_model import FAMILIES, bent_params
 
 from infer.generator import Generator
 from mtp_jax.mtp import MTPModel
@@ -17,9 +17,13 @@ def prompts() -> list[list[int]]:
     return [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6], [4, 3, 3]]
 
 
-@pytest.fixture(scope="session")
-def model() -> MTPModel:
-    return MTPModel(CONFIG, jnp.dtype("float32"))
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(name, marks=() if name == "dense hybrid" else pytest.mark.slow) for name in FAMILIES],
+)
+def model(request: pytest.FixtureRequest) -> MTPModel:
+    """Dense in the quick run, where `every_family` tests alone go through all."""
+    return MTPModel(FAMILIES[request.param], jnp.dtype("float32"))
 
 
 @pytest.fixture(scope="session")
