@@ -3,6 +3,7 @@
 import operator
 from collections import abc
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -26,6 +27,7 @@ from infer.settings import Settings
 from infer.slots import Decoding, Reading, Slots
 from infer.speculative import decode, logits_of, next_token_logits, start, unread
 from infer.text_stream import stop_strings
+from mtp_jax.config import HeadReads
 from mtp_jax.errors import UserError
 from mtp_jax.hf import load_checkpoint
 from mtp_jax.mtp import MTPModel
@@ -67,12 +69,19 @@ class Generator:
 
     @classmethod
     def from_pretrained(
-        cls, folder: Path | str, *, dtype: jnp.dtype = jnp.float32, trunk_only: bool = False
+        cls,
+        folder: Path | str,
+        *,
+        dtype: jnp.dtype = jnp.float32,
+        trunk_only: bool = False,
+        head_reads: HeadReads | None = None,
     ) -> "Generator":
         """Loads a published checkpoint, its tokenizer (if it has one) and its end ids.
 
         Args:
           trunk_only: leave the MTP head out on purpose; then only J = 0 is possible.
+          head_reads: which hidden state the head reads, otherwise than the checkpoint says. The wrong one changes no
+            token: fewer drafts stand.
 
         Raises:
           UserError: something in the folder is missing or wrong.
@@ -80,7 +89,8 @@ class Generator:
         folder = Path(folder)
         checkpoint = load_checkpoint(folder, trunk_only=trunk_only, dtype=dtype)
         tokenizer = Tokenizer.from_folder(folder)
-        model = MTPModel(checkpoint.config, dtype)
+        config = checkpoint.config if head_reads is None else replace(checkpoint.config, head_reads=head_reads)
+        model = MTPModel(config, dtype)
         return cls(model, checkpoint.params, tokenizer, end_ids(folder, tokenizer))
 
     def generate(

@@ -193,6 +193,16 @@ def _integer(text: str, least: int) -> int:
     return value
 
 
+def add_head_reads_flag(parser: argparse._ActionsContainer) -> None:
+    """`--head-reads`: absent is None, as the checkpoint says."""
+    parser.add_argument(
+        "--head-reads",
+        choices=("after_norm", "before_norm"),
+        help="let the head read hidden states after the final norm or before it, whatever the checkpoint says: engines "
+        "disagree for some models, and the wrong one shows in nothing but acceptance",
+    )
+
+
 def add_json_flag(parser: argparse._ActionsContainer) -> None:
     """`--json [FILE]`: absent is None, without a file is "-" (stdout). Hand the value to `write_json`."""
     parser.add_argument(

@@ -59,6 +59,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--show-text", action="store_true", help="print the texts too, accepted drafts marked")
     _cli.add_sampling_flags(parser)
+    _cli.add_head_reads_flag(parser)
     _cli.add_dtype_flag(parser)
     _cli.add_marks_flag(parser)
     _cli.add_json_flag(parser)
@@ -87,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from infer.prompts import prompt_from_text
     from infer.requests import read_requests
     from infer.settings import Settings
+    from mtp_jax.config import HeadReads
     from mtp_jax.hf import read_config
     from mtp_jax.text import Tokenizer, end_ids
 
@@ -107,7 +109,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _cli.check_settings(settings, config, tokenizer, end_ids(folder, tokenizer))
     check_jobs(config, [Job(prompt, args.max_new_tokens) for prompt in ids])
     dtype = _cli.compute_dtype(args.dtype)
-    generator = Generator.from_pretrained(folder, dtype=dtype)
+    head_reads = None if args.head_reads is None else HeadReads(args.head_reads)
+    generator = Generator.from_pretrained(folder, dtype=dtype, head_reads=head_reads)
 
     console = Console(highlight=False, soft_wrap=True)
     quiet = args.json == "-"
@@ -134,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         record = {
             "checkpoint": str(folder),
             "dtype": str(dtype),
+            "head_reads": str(generator.model.config.head_reads),
             "max_new_tokens": args.max_new_tokens,
             "repeats": args.repeats,
             "sampling": dataclasses.asdict(sampling),

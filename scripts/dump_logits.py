@@ -3,7 +3,16 @@
 import argparse
 from collections.abc import Sequence
 
-from _cli import Parser, add_checkpoint_flag, add_dtype_flag, compute_dtype, existing_checkpoint, path, run
+from _cli import (
+    Parser,
+    add_checkpoint_flag,
+    add_dtype_flag,
+    add_head_reads_flag,
+    compute_dtype,
+    existing_checkpoint,
+    path,
+    run,
+)
 
 from mtp_jax.errors import UserError
 
@@ -17,6 +26,7 @@ Write a model's logits and hidden states for given token ids [B, T]; all arrays 
   chained_logits     [B,4,vocab]    of the head after the last position, run on its own output and drafts;
                                     entry 0 reads hidden[T-1] and the trunk's own greedy token
 
+Of a head with several layers, mtp_logits are the first one's; entry k of chained_logits is layer k's or the last one's.
 No id is masked. With --trunk-only, or without a head, the last two are left out.
 
 Example:
@@ -28,9 +38,12 @@ Example:
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = parse(argv)
     # After parsing: `--help` and mistakes in flags should not wait for jax.
+    from dataclasses import replace
+
     import numpy as np
 
     from infer.logits import all_logits, check_ids
+    from mtp_jax.config import HeadReads
     from mtp_jax.files import replacing
     from mtp_jax.hf import load_checkpoint, read_config
     from mtp_jax.mtp import MTPModel
@@ -45,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_ids(ids, read_config(folder).vocab_size)
     dtype = compute_dtype(arguments.dtype)
     checkpoint = load_checkpoint(folder, arguments.trunk_only, dtype)
-    result = all_logits(MTPModel(checkpoint.config, dtype), checkpoint.params, ids)
+    config = checkpoint.config
+    if arguments.head_reads is not None:
+        config = replace(config, head_reads=HeadReads(arguments.head_reads))
+    result = all_logits(MTPModel(config, dtype), checkpoint.params, ids)
     try:
         with replacing(arguments.out) as partial, open(partial, "wb") as file:
             np.savez(file, allow_pickle=False, **result)
@@ -59,6 +75,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ids", type=path, required=True, metavar="FILE.npy", help="integers of shape [B, T]")
     parser.add_argument("--out", type=path, required=True, metavar="FILE.npz", help="file to write")
     parser.add_argument("--trunk-only", action="store_true", help="load the checkpoint without its MTP head")
+    add_head_reads_flag(parser)
     add_dtype_flag(parser)
     arguments = parser.parse_args(argv)
     if arguments.out.is_dir() or not arguments.out.absolute().parent.is_dir():

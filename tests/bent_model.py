@@ -27,21 +27,19 @@ CONFIG = ModelConfig(
 EXPERTS = MoEConfig(num_experts=6, experts_per_token=2, expert_width=10, shared_width=12)
 GROUPED = replace(EXPERTS, shared_gate=False, router=RouterType.SIGMOID, scaling=1.5, num_groups=3, groups_per_token=2)
 PLAIN = replace(CONFIG.attention, output_gate=False, qk_norm=False, bias=True)
-GLM = replace(
-    CONFIG,
-    layer_types=(FULL, FULL),
-    attention=PLAIN,
-    delta=None,
-    moe=GROUPED,
-    num_dense_layers=1,
-    zero_centred_norms=False,
-    mtp_layers_share=False,
-)
 FAMILIES = {
     "dense hybrid": CONFIG,
     "hybrid with experts": replace(CONFIG, mlp_width=0, moe=EXPERTS),
-    "attention with experts": GLM,
-    "two head layers": replace(GLM, num_mtp_layers=2),
+    "attention with experts": replace(
+        CONFIG,
+        layer_types=(FULL, FULL),
+        attention=PLAIN,
+        delta=None,
+        moe=GROUPED,
+        num_dense_layers=1,
+        zero_centred_norms=False,
+    ),
+    "two head layers": replace(CONFIG, num_mtp_layers=2, mtp_layers_share=False),
     "head reads before the norm": replace(CONFIG, head_reads=HeadReads.BEFORE_NORM),
 }
 """What decoding does is tested on each of these; Qwen3-Next computes as the hybrid with experts does."""

@@ -20,6 +20,21 @@ def test_compare_as_json(call, checkpoint, tmp_path):
     ]
 
 
+def test_a_head_that_reads_otherwise_changes_no_token(call, checkpoint, tmp_path):
+    (tmp_path / "p.txt").write_text("def\n", encoding="utf-8")
+    flags = ("--checkpoint", checkpoint, "--prompts", tmp_path / "p.txt", "--max-new-tokens", 20, "--repeats", 1)
+    tokens = []
+    for reads in ("after_norm", "before_norm"):
+        status, out, _ = call("compare_decoding", *flags, "--num-draft-tokens", "2", "--head-reads", reads, "--json")
+        assert status == 0
+        record = json.loads(out)
+        assert record["head_reads"] == reads
+        (row,) = record["results"]
+        assert row["identical"]
+        tokens.append(row["tokens"])
+    assert tokens[0] == tokens[1]
+
+
 def test_compare_for_people(call, checkpoint, tmp_path):
     (tmp_path / "p.txt").write_text("def :smile: [red]\n", encoding="utf-8")
     flags = ("--checkpoint", checkpoint, "--prompts", tmp_path / "p.txt", "--max-new-tokens", 20, "--repeats", 1)

@@ -52,6 +52,16 @@ def test_one_token_and_the_trunk_alone(dump):
     np.testing.assert_allclose(alone["main_logits"], result["main_logits"], atol=1e-5)
 
 
+def test_the_head_can_read_what_the_final_norm_reads(dump):
+    ids = np.array([[5, 3, 9]])
+    _, _, after = dump(ids, "--head-reads", "after_norm")
+    _, _, before = dump(ids, "--head-reads", "before_norm")
+    for name in ("main_logits", "hidden", "hidden_before_norm"):
+        np.testing.assert_array_equal(before[name], after[name])
+    for name in ("mtp_logits", "chained_logits"):
+        assert np.abs(before[name] - after[name]).max() > 1e-3
+
+
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
