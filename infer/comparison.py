@@ -9,7 +9,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from infer.carry import Drafter
 from infer.completion import Completion
+from infer.control import draft_one_place_on
 from infer.expected_acceptance import ExpectedAcceptance, expected_acceptance
 from infer.generator import GREEDY, Generator
 from infer.sampling import Sampling
@@ -45,6 +47,7 @@ class Comparison:
     Attributes:
       comparable: whether the tokens should be the same; under the rejection verifier they are others of the same law.
       expected: how often a round's first draft should stand, if that was asked for.
+      control: the same text decoded with drafts from one place further on, if that was asked for.
     """
 
     num_draft_tokens: int
@@ -53,6 +56,7 @@ class Comparison:
     first_difference: FirstDifference | None
     comparable: bool = True
     expected: ExpectedAcceptance | None = None
+    control: Completion | None = None
 
     @property
     def identical(self) -> bool | None:
@@ -96,6 +100,7 @@ def compare(
     repeats: int,
     sampling: Sampling = GREEDY,
     expect: bool = False,
+    control: bool = False,
 ) -> list[Comparison]:
     """Decodes a prompt plainly and with each J in turn, `repeats` times over, all with the same seed.
 
@@ -105,12 +110,13 @@ def compare(
     Args:
       sampling: greedy by default.
       expect: also work out how often first drafts should stand; for temperatures above 0.
+      control: also decode, untimed, with each draft replaced by the one meant for the place after.
     """
     turns = [0, *num_draft_tokens]
 
-    def decode(num_drafts: int) -> Completion:
+    def decode(num_drafts: int, drafter: Drafter | None = None) -> Completion:
         (completion,) = generator.generate(
-            [prompt], max_new_tokens=max_new_tokens, num_draft_tokens=num_drafts, sampling=sampling
+            [prompt], max_new_tokens=max_new_tokens, num_draft_tokens=num_drafts, sampling=sampling, drafter=drafter
         )
         return completion
 
@@ -132,7 +138,8 @@ def compare(
             model, params = generator.model, generator.programs.params
             rule = Settings(sampling=sampling).rule(model.config, generator.tokenizer, generator.end_ids)
             expected = expected_acceptance(model, params, rule, list(prompt), other)
-        return Comparison(num_drafts, plain, other, difference, comparable, expected)
+        shifted = decode(num_drafts, draft_one_place_on) if control and num_drafts else None
+        return Comparison(num_drafts, plain, other, difference, comparable, expected, shifted)
 
     return [compared(j, other) for j, other in zip(num_draft_tokens, others, strict=True)]
 
@@ -173,15 +180,19 @@ def totals(results: Sequence[Sequence[Comparison]]) -> list[dict[str, Any]]:
 
     `first_accepted_share` is of the drafts that a round began with; where it was worked out how often they should
     stand, `expected_rejection` is the mean of 1 - TV and `expected_shared_noise` that of (1 - TV) / (1 + TV), a lower
-    bound. The errors are standard errors, prompts being independent.
+    bound. `position_shares` are, of the rounds that could emit a draft at position 1, 2, .., the shares that did, and
+    `control_share` is the first of them where the drafts were meant for the place after. The errors are standard
+    errors, prompts being independent.
     """
     rows = []
     for comparisons in zip(*results, strict=True):
         runs = [c.speculative for c in comparisons]
         rounds = sum(g.rounds for g in runs)
         share, error = _share([(g.accepted, g.drafted) for g in runs])
-        firsts = [(sum(g.accepted_per_position[:1]), sum(n > 0 for n in g.round_drafts)) for g in runs]
-        first_share, first_error = _share(firsts) if runs[0].num_draft_tokens else (None, None)
+        positions = _position_shares(runs)
+        first_share, first_error = positions[0] if positions else (None, None)
+        controls = _position_shares([c.control for c in comparisons if c.control is not None])
+        control_share, control_error = controls[0] if controls else (None, None)
         expected = [c.expected for c in comparisons if c.expected is not None]
         expected_rounds = sum(e.rounds for e in expected)
         rows.append(
@@ -194,6 +205,10 @@ def totals(results: Sequence[Sequence[Comparison]]) -> list[dict[str, Any]]:
                 "accepted_share_error": error,
                 "first_accepted_share": first_share,
                 "first_accepted_share_error": first_error,
+                "position_shares": [share for share, _ in positions],
+                "position_share_errors": [error for _, error in positions],
+                "control_share": control_share,
+                "control_share_error": control_error,
                 "expected_rejection": sum(e.overlap for e in expected) / expected_rounds if expected_rounds else None,
                 "expected_shared_noise": (
                     sum(e.coupling for e in expected) / expected_rounds if expected_rounds else None
@@ -204,6 +219,15 @@ def totals(results: Sequence[Sequence[Comparison]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _position_shares(runs: Sequence[Completion]) -> list[tuple[float | None, float | None]]:
+    """For each draft position: emitted drafts over rounds that could have emitted one there, and the standard error."""
+    if not runs:
+        return []
+    accepted = zip(*(run.accepted_per_position for run in runs), strict=True)
+    drafted = zip(*(run.drafted_per_position for run in runs), strict=True)
+    return [_share(list(zip(*counts, strict=True))) for counts in zip(accepted, drafted, strict=True)]
 
 
 def _share(counts: Sequence[tuple[int, int]]) -> tuple[float | None, float | None]:
@@ -292,6 +316,22 @@ def _cells(completion: Completion) -> dict[str, str]:
         "tokens/s": f"{completion.tokens_per_second:.1f}",
         "distinct": "-" if distinct is None else f"{distinct:.2f}",
     }
+
+
+def describe_control(row: Mapping[str, Any]) -> str:
+    """One line about a row of `totals`: what stood at each position, and what stood of the control."""
+    stood = [
+        "-" if share is None else f"{share:.3f}" + ("" if error is None else f" ± {error:.3f}")
+        for share, error in zip(
+            [*row["position_shares"], row["control_share"]],
+            [*row["position_share_errors"], row["control_share_error"]],
+            strict=True,
+        )
+    ]
+    return (
+        f"J = {row['num_draft_tokens']}: stood by position {', '.join(stood[:-1])}; "
+        f"of first drafts meant for the place after {stood[-1]} (± one standard error over prompts)"
+    )
 
 
 def describe_acceptance(row: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ with a temperature and one seed for all. The rejection verifier draws other toke
   python scripts/compare_decoding.py --show-text
   python scripts/compare_decoding.py --prompts models/demo/held_out_prompts.jsonl --num-draft-tokens 1,3 --json out.json
   python scripts/compare_decoding.py --checkpoint DIR --chat --num-draft-tokens 1
+  python scripts/compare_decoding.py --num-draft-tokens 3 --control
   python scripts/compare_decoding.py --temperature 0.7 --verifier rejection --expected-acceptance
 """
 
@@ -57,6 +58,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="read each text once more and say how often drafts should stand, from the distance of the two laws; "
         "needs a temperature above 0, and memory for all logits of a text",
     )
+    parser.add_argument(
+        "--control",
+        action="store_true",
+        help="decode once more with each draft replaced by the one meant for the place after, next to none of which "
+        "should stand; and say what stood at each position",
+    )
     parser.add_argument("--show-text", action="store_true", help="print the texts too, accepted drafts marked")
     _cli.add_sampling_flags(parser)
     _cli.add_head_reads_flag(parser)
@@ -73,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("--expected-acceptance is of drawn tokens: it needs a --temperature above 0")
     if args.expected_acceptance and 0 in args.num_draft_tokens:
         raise UserError("--expected-acceptance is of drafts: drop the 0 from --num-draft-tokens")
+    if args.control and 0 in args.num_draft_tokens:
+        raise UserError("--control is of drafts: drop the 0 from --num-draft-tokens")
     folder = _cli.existing_checkpoint(args.checkpoint)
     if args.prompts is not None and not args.prompts.is_file():
         raise UserError(f"--prompts: expected a file, got {args.prompts}, which is not one")
@@ -81,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     from rich.console import Console  # after the flags are checked: these imports take seconds
     from rich.text import Text
 
-    from infer.comparison import compare, comparison_table, describe_acceptance, totals
+    from infer.comparison import compare, comparison_table, describe_acceptance, describe_control, totals
     from infer.generator import Generator
     from infer.job import Job, check_jobs
     from infer.marked_text import marked_text
@@ -126,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 args.repeats,
                 sampling,
                 args.expected_acceptance,
+                args.control,
             )
         results.append((prompt, comparisons))
         if args.show_text and not quiet:
@@ -153,9 +163,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Written to a file, a table need not fit into a terminal.
         wide = Console() if console.is_terminal else Console(width=130)
         wide.print(comparison_table([(prompt.text, comparisons) for prompt, comparisons in results], wide.width))
-        if args.expected_acceptance:
-            for row in totals([comparisons for _, comparisons in results]):
+        for row in totals([comparisons for _, comparisons in results]):
+            if args.expected_acceptance:
                 console.print(describe_acceptance(row), markup=False)
+            if args.control:
+                console.print(describe_control(row), markup=False)
         for prompt, comparisons in results:
             for comparison in comparisons:
                 if comparison.first_difference is not None:

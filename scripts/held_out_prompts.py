@@ -1,7 +1,10 @@
 """Cut prompts from the documents that a training config holds out, for compare_decoding.py --prompts.
 
-Example:
+Takes the data flags of train.py. A text gives whole lines, a conversation what comes before a turn of the assistant.
+
+Examples:
   python scripts/held_out_prompts.py --config demo --out prompts.jsonl
+  python scripts/held_out_prompts.py --config finetune --data chats.jsonl --set held_out_every=20 --out prompts.jsonl
 """
 
 import argparse
@@ -19,8 +22,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _cli.Parser(prog="held_out_prompts.py", description=__doc__)
     parser.add_argument("--config", required=True, choices=list(PRESETS), help="the experiment that holds them out")
     parser.add_argument("--count", type=_cli.positive, default=24, metavar="N", help="prompts, evenly spaced")
-    parser.add_argument("--lines", type=_cli.positive, default=12, metavar="N", help="lines a prompt")
+    parser.add_argument("--lines", type=_cli.positive, default=12, metavar="N", help="lines a prompt of a text")
     parser.add_argument("--out", type=_cli.path, required=True, metavar="FILE", help="JSONL file to write")
+    _cli.add_data_flags(parser, "change settings; train.py --help lists them")
     return parser.parse_args(argv)
 
 
@@ -30,10 +34,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     from train.held_out import cut_prompts
     from train.progress import Progress
 
-    documents = read_corpus(PRESETS[args.config](), Progress()).documents(held_out=True)
-    rows = cut_prompts(documents, args.count, args.lines)
+    experiment = _cli.chosen_experiment(PRESETS[args.config](), args)
+    rows = cut_prompts(read_corpus(experiment, Progress()).documents(held_out=True), args.count, args.lines)
     if not rows:
-        raise UserError(f"--lines {args.lines}: config {args.config} holds out no document with that many lines")
+        raise UserError(
+            f"nothing that a prompt can be cut from is held out (see held_out and held_out_every in train.py --help), "
+            f"or no text of it has {args.lines} lines (--lines)"
+        )
     try:
         write_text(args.out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     except OSError as error:

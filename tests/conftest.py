@@ -45,7 +45,8 @@ def script() -> Callable[[str], ModuleType]:
 
     def load(name: str) -> ModuleType:
         path = Path(__file__).parent.parent / "scripts" / f"{name}.py"
-        # Kept out of sys.modules: as a module, `train` is the package.
+        # As a module, `train` is the package: it is loaded first, and the script is kept out of sys.modules.
+        importlib.import_module("train")
         spec = importlib.util.spec_from_file_location(f"script_{name}", path)
         assert spec is not None
         assert spec.loader is not None

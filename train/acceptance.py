@@ -8,16 +8,13 @@ the place after the right one must hardly ever stand (else the text repeats itse
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
-from infer.carry import DecodeCarry, Drafts
 from infer.completion import Completion
-from infer.draft_vocabulary import DraftVocabulary
+from infer.control import draft_one_place_on
 from infer.generator import Generator
 from infer.prompts import prompt_from_messages, prompt_from_text
-from infer.sampling import Rule
 from infer.settings import BATCH_SIZE
-from infer.speculative import draft_with_head
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
 from mtp_jax.text import Tokenizer
@@ -86,20 +83,6 @@ def accepted_shares(completions: Sequence[Completion]) -> list[float | None]:
     accepted = map(sum, zip(*(completion.accepted_per_position for completion in completions), strict=True))
     drafted = map(sum, zip(*(completion.drafted_per_position for completion in completions), strict=True))
     return [stood / made if made else None for stood, made in zip(accepted, drafted, strict=True)]
-
-
-def draft_one_place_on(
-    model: MTPModel,
-    rule: Rule,
-    vocabulary: DraftVocabulary | None,
-    carry: DecodeCarry,
-    noise: Float[Array, "B T V"],
-    num_drafts: int,
-) -> Drafts:
-    """The control: the head's drafts without the first, each therefore meant for the place after the one it is at."""
-    drafts = draft_with_head(model, rule, vocabulary, carry, noise, num_drafts + 1)
-    assert drafts.laws is not None
-    return Drafts(drafts.tokens[:, 1:], drafts.head, drafts.laws[:, 1:])
 
 
 def held_out_prompts(experiment: Experiment, corpus: Corpus, tokenizer: Tokenizer) -> list[list[int]]:

@@ -6,7 +6,16 @@ import pytest
 from made_up import completion
 from rich.console import Console
 
-from infer.comparison import Comparison, compare, comparison_table, distinct_ngrams, first_difference, totals
+from infer.comparison import (
+    Comparison,
+    compare,
+    comparison_table,
+    describe_control,
+    distinct_ngrams,
+    first_difference,
+    totals,
+)
+from infer.completion import Completion
 
 
 def test_compare_reports_each_number_of_drafts(generator, prompts):
@@ -63,6 +72,24 @@ def test_totals_weigh_rounds_and_not_prompts():
     short, long = completion([0, 0], 1), completion([1] * 4, 1)
     (row,) = totals([[Comparison(1, g, g, None)] for g in (short, long)])
     assert (row["tokens_per_round"], row["accepted_share"], row["identical"]) == (10 / 6, 4 / 6, True)
+
+
+def test_shares_by_position_are_of_the_rounds_that_had_room_and_vary_by_prompt():
+    """Rounds after prefill's token; of one prompt: both drafts stand, the first does, none; of the other: none."""
+    count = 7
+    one = Completion(
+        [1] * count, None, "length", [0, 1, 2, 0, 1, 0, 0], [-1, 2, -1, -1, 2, -1, 2], [-1] * count, 2, None, 1.0, 0.0
+    )
+    other = Completion([1] * 3, None, "length", [0, 0, 0], [-1, 2, 1], [-1] * 3, 2, None, 1.0, 0.0)
+    (row,) = totals([[Comparison(2, g, g, None, control=other)] for g in (one, other)])
+    assert row["position_shares"] == [2 / 5, 1 / 4]
+    # Of (stood, drafted) (2, 3) and (0, 2): residuals 2 - 3 * 2/5 and -2 * 2/5; of (1, 3) and (0, 1) likewise.
+    assert row["position_share_errors"] == pytest.approx([(2 * 2 * 0.8**2) ** 0.5 / 5, (2 * 2 * 0.25**2) ** 0.5 / 4])
+    assert (row["control_share"], row["control_share_error"]) == (0.0, 0.0)
+    assert (row["first_accepted_share"], row["accepted_share"]) == (2 / 5, 3 / 9)
+    assert "stood by position 0.400 ± 0.320, 0.250 ± 0.125; " in describe_control(row)
+    (row,) = totals([[Comparison(2, one, one, None)]])
+    assert (row["control_share"], row["position_share_errors"]) == (None, [None, None])
 
 
 @pytest.mark.parametrize("width", [80, 130])

@@ -46,6 +46,20 @@ def test_compare_for_people(call, checkpoint, tmp_path):
     assert "yes" in out
 
 
+def test_the_shipped_models_drafts_stand_and_those_of_the_place_after_do_not(call, tmp_path, script):
+    (tmp_path / "p.jsonl").write_text(
+        '{"prompt": "import os\\n\\nclass Reader:\\n"}\n{"prompt": "def add(self, key):\\n"}\n'
+    )
+    flags = ("--prompts", tmp_path / "p.jsonl", "--max-new-tokens", 40, "--repeats", 1, "--num-draft-tokens", 2)
+    status, out, err = call("compare_decoding", *flags, "--control", "--json", tmp_path / "out.json")
+    assert status == 0, err
+    (total,) = json.loads((tmp_path / "out.json").read_text())["totals"]
+    assert total["identical"]
+    assert total["position_shares"][0] == total["first_accepted_share"] > 0.4
+    assert total["control_share"] < 0.15
+    assert f"stood by position {total['position_shares'][0]:.3f} ± " in out
+
+
 def test_plain_decoding_alone_is_shown(call, checkpoint, tmp_path):
     (tmp_path / "p.txt").write_text("def\n", encoding="utf-8")
     flags = ("--checkpoint", checkpoint, "--prompts", tmp_path / "p.txt", "--max-new-tokens", 20, "--repeats", 1)
@@ -67,6 +81,7 @@ def test_a_rows_own_settings_are_not_passed_over(call, checkpoint, tmp_path):
         (["--num-draft-tokens", "1,-2"], "at least 0, got '-2'"),
         (["--num-draft-tokens", "1,1"], "expected different numbers"),
         (["--repeats", "0"], "at least 1, got '0'"),
+        (["--control", "--num-draft-tokens", "0,1"], "--control is of drafts: drop the 0"),
         (["--prompts", "/nowhere"], "expected a file, got /nowhere"),
     ],
 )

@@ -87,3 +87,16 @@ def test_prompts_and_frequent_tokens_come_from_the_same_readers(call, chats, tmp
     assert status == 0, err
     rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
     assert [set(row) for row in rows] == [{"prompt", "source"}] * 2
+
+
+def test_prompts_are_cut_from_the_rows_that_a_run_on_this_data_holds_out(call, chats, tmp_path):
+    with chats.open("a") as file:
+        file.write(json.dumps({"messages": [*MESSAGES, *MESSAGES]}) + "\n")
+    flags = ("--config", "finetune", "--data", chats, "--count", 2, "--out", tmp_path / "prompts.jsonl")
+    status, _, err = call("held_out_prompts", *flags)
+    assert status == 2
+    assert "is held out (see held_out and held_out_every" in err
+    status, _, err = call("held_out_prompts", *flags, "--set", "held_out_every=4")
+    assert status == 0, err
+    rows = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert [row["messages"] for row in rows] == [MESSAGES[:1], [*MESSAGES, *MESSAGES[:1]]]
