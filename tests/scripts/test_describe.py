@@ -20,12 +20,22 @@ def test_tables(call):
     status, out, err = call("describe", "--config", "0.8b", "--devices", "4", "--context", "1000")
     assert status == 0, err
     assert out.startswith("qwen3.5-0.8b: 772.85 M parameters")
-    rows = {cells[0]: cells[1:] for cells in (row_cells(line) for line in out.splitlines()) if len(cells) > 1}
+    rows = {cells[0]: cells[1:] for cells in map(row_cells, out.splitlines()) if len(cells) > 1}
     assert rows["trunk: linear attention + mlp"] == ["18"]
     assert rows["head: all"] == ["20,452,864", "20,452,864"]
     assert rows["trunk: each token"] == ["12.00 KiB", "24.00 KiB"]
     assert rows["4"][2] == "2.16 GiB"  # three float32 each of 772.8 million, divided by 4
     assert "1,000 tokens" in rows
+
+
+def test_a_model_of_experts_and_one_without_memories(call):
+    status, out, err = call("describe", "--config", "glm-4.5-air")
+    assert status == 0, err
+    rows = {cells[0]: cells[1:] for cells in map(row_cells, out.splitlines()) if len(cells) > 1}
+    assert rows["trunk: full attention + mlp"] == ["1"]
+    assert rows["trunk: full attention + experts"] == ["45"]
+    assert rows["trunk: experts"] == [f"{45 * 3 * 4096 * 1408 * experts:,}" for experts in (128, 8)]
+    assert rows["trunk: whatever it holds"] == ["4 B", "4 B"]
 
 
 def row_cells(line):
