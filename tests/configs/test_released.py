@@ -1,7 +1,7 @@
 """Shapes of released models against their tables; nothing is allocated."""
 
 import pytest
-from released_tensors import BILLIONS, SHAPES, head_prefix, num_parameters, published
+from released_tensors import BILLIONS, BUILT, SHAPES, aliases, head_prefix, num_parameters, published
 
 from configs.released import RELEASED, released_name
 from mtp_jax.config import LayerType, RouterType
@@ -50,11 +50,27 @@ def test_the_tables_give_the_known_numbers_of_parameters(name):
             assert f"{number / 1e9:.{len(known.partition('.')[2])}f}" == known
 
 
-@pytest.mark.parametrize("name", [name for name in RELEASED if RELEASED[name].moe is None])
+@pytest.mark.parametrize("name", BUILT)
 def test_the_checkpoint_of_a_preset_has_the_released_tensors(name):
-    table = slots(RELEASED[name], released_naming("qwen3_5"))
-    assert {tensor: slot.shape for tensor, slot in table.items()} == published(name)
-    assert head_prefix(name) == "mtp."
+    config, naming = RELEASED[name], released_naming(model_type(name))
+    expected, repeated = published(name), aliases(name)
+    found = slots(config, naming)
+    assert {tensor: slot.shape for tensor, slot in found.items()} == {
+        tensor: shape for tensor, shape in expected.items() if tensor not in repeated
+    }
+    for tensor in expected:
+        assert naming.family.is_head(config, tensor) == tensor.startswith(head_prefix(name))
+        original = naming.family.repeats(config, naming, tensor)
+        assert (original is not None) == (tensor in repeated)
+        assert original is None or expected[original] == expected[tensor]
+
+
+def model_type(name):
+    if name.startswith("glm"):
+        return "glm4_moe"
+    if name.startswith("qwen3-next"):
+        return "qwen3_next"
+    return "qwen3_5" if SHAPES[name].mlp else "qwen3_5_moe"
 
 
 def test_names_may_be_short_and_in_any_case():
