@@ -1,7 +1,8 @@
 """Counted operations against what XLA counts in the programs that it compiles.
 
 XLA counts the rest too (norms, activations, softmax, the memory's decay), 1 to 8 % here, so models are wide enough for
-each term of the formula but the inverse's to be more than that somewhere. It counts the body of a loop once: all loops here run once.
+each term of the formula but the inverse's to be more than that somewhere. It counts the body of a loop
+once: all loops here run once.
 """
 
 import jax

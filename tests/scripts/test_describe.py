@@ -1,9 +1,11 @@
 """The command line that says what a model takes."""
 
 import json
+from math import prod
 
 import pytest
 from documented import DESCRIPTION_KEYS
+from random_checkpoint import DENSE, GLM, MOE, NEXT, Variant, config_json, shapes, write_variant
 
 from configs.released import RELEASED
 
@@ -63,14 +65,17 @@ def test_json_has_the_documented_keys(call, tmp_path):
     assert "head: all" in out
 
 
-def test_a_checkpoint(call, checkpoint):
-    status, out, err = call("describe", "--checkpoint", checkpoint, "--json")
+@pytest.mark.parametrize("family", [DENSE, MOE, NEXT, GLM])
+def test_a_checkpoint(call, family, tmp_path):
+    variant = Variant("any", seed=3, family=family, tied=False, copies=False, mtp_layers=2 if family == GLM else 1)
+    folder = write_variant(tmp_path / "any", variant)
+    status, out, err = call("describe", "--checkpoint", folder, "--json")
     assert status == 0, err
     record = json.loads(out)
-    stored = json.loads((checkpoint / "config.json").read_text())
-    assert record["name"] == str(checkpoint)
-    assert record["width"] == stored["hidden_size"]
-    assert record["context"] == min(32768, stored["max_position_embeddings"])
+    assert record["name"] == str(folder)
+    assert record["context"] == min(32768, config_json(variant)["max_position_embeddings"])
+    assert record["parameters"]["total"] == sum(prod(shape) for shape in shapes(variant).values())
+    assert sum(record["layers"]["head"].values()) == variant.num_mtp_layers
 
 
 @pytest.mark.parametrize(
