@@ -12,7 +12,7 @@ the released sizes. `tests/mtp_jax/test_flops.py` compares with what XLA counts 
 
 from typing import NamedTuple
 
-from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
+from mtp_jax.config import LayerType, ModelConfig
 from mtp_jax.layers.delta_rule import CHUNK
 from mtp_jax.sizes import Part, parameters
 
@@ -40,8 +40,7 @@ def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
             head += flops
     attends = 4 * config.attention.num_heads * config.attention.head_dim * slots
     trunk += config.layer_types.count(LayerType.FULL) * attends
-    if config.delta is not None:
-        trunk += config.layer_types.count(LayerType.LINEAR) * _delta_rule(config.delta, chunk)
+    trunk += config.layer_types.count(LayerType.LINEAR) * _delta_rule(config, chunk)
     return PassFlops(trunk, head + attends if config.num_mtp_layers else 0, output)
 
 
@@ -76,9 +75,10 @@ def token_flops(config: ModelConfig, context: int) -> TokenFlops:
     )
 
 
-def _delta_rule(config: DeltaNetConfig, chunk: int) -> int:
+def _delta_rule(config: ModelConfig, chunk: int) -> int:
     """The products of `mtp_jax.layers.delta_rule`, for one token of one layer."""
-    k, v = config.head_k_dim, config.head_v_dim
+    assert config.delta is not None
+    k, v = config.delta.head_k_dim, config.delta.head_v_dim
     memory = 3 * 2 * k * v  # read by queries and by keys, written
     pairs = chunk * (6 * k + 4 * v)  # k k, q k, inverse k; inverse v, scores u
-    return config.num_v_heads * (memory + pairs + 3 * chunk**2 // 4)
+    return config.delta.num_v_heads * (memory + pairs + 3 * chunk**2 // 4)

@@ -9,7 +9,7 @@ from _cli import Parser, path, run
 DESCRIPTION = """\
 Put a multi-token-prediction head on a trunk that has none.
 
-Common fine-tuning tools drop `mtp.*` when they load a checkpoint, and write one whose config still declares the
+Common fine-tuning tools drop the head when they load a checkpoint, and write one whose config still declares the
 head. This takes the tensors from the base model, or from a file that export_checkpoint.py --head-only wrote, and
 writes a folder in which every file of the trunk is as it was (weights as hard links where the file system has
 them: copy before changing them in place), with one tensor file more.

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from math import prod
 from typing import NamedTuple
 
-import pytest
-
 Tensors = Iterator[tuple[str, tuple[int, ...]]]
 
 
@@ -45,11 +43,6 @@ SHAPES = {
     "glm-4.5": Shape(5120, 92, 96, 8, 0, 12288, (160, 8, 1536), vocab=151552, dense_layers=3),
     "glm-4.5-air": Shape(4096, 46, 96, 8, 0, 10944, (128, 8, 1408), vocab=151552, dense_layers=1, qk_norm=False),
 }
-
-ONE_OF_A_KIND = ("qwen3.5-0.8b", "qwen3.5-35b-a3b", "qwen3-next-80b-a3b", "glm-4.5-air")
-
-# For tests that take the shapes of all parameters, seconds for a large model.
-BUILT = [pytest.param(name, marks=() if name in ONE_OF_A_KIND else pytest.mark.slow) for name in SHAPES]
 
 # Billions of parameters: trunk with embeddings, then the head apart, as far as they are known.
 BILLIONS = {

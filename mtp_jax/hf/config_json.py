@@ -110,12 +110,16 @@ def config_to_json(config: ModelConfig, eos_token_id: int | None = None) -> dict
         "eos_token_id": eos_token_id,
         "dtype": "bfloat16",
     }
+    without_effect = {
+        "delta": LayerType.LINEAR not in config.layer_types,
+        "mlp_width": config.moe is not None and not config.num_dense_layers,
+        "mtp_layers_share": config.num_mtp_layers < 2,
+    }
     read_back = config_from_json(values)
     different = [
         f"{field.name} {getattr(config, field.name)}, not {getattr(read_back, field.name)}"
         for field in fields(ModelConfig)
-        if field.name != "delta" or LayerType.LINEAR in config.layer_types
-        if getattr(config, field.name) != getattr(read_back, field.name)
+        if not without_effect.get(field.name) and getattr(config, field.name) != getattr(read_back, field.name)
     ]
     if different:
         raise UserError(

@@ -113,7 +113,7 @@ def check_head(
       source: the head's `traits`, as far as they are known.
     """
     family = trunk.naming.family
-    config = replace(trunk.config, num_mtp_layers=family.num_head_layers(trunk.config, found))
+    config = replace(trunk.config, num_mtp_layers=family.num_head_layers(trunk.config, found) or 1)
     expected = head_slots(config, family.naming(config, found))
     faults = []
     if missing := sorted(expected.keys() - found.keys()):

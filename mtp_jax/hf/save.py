@@ -184,16 +184,14 @@ def _again(reader: Reader, name: str, slot: Slot, leaves: Mapping[str, Any]) -> 
     """The tensor to write for parameters that came from a file: where they were not trained, what is stored, even if
     loading rounded it."""
     stored = reader.array(name)
-    parts = slot.layout.split(stored)
-    parameters = [np.asarray(piece.of(leaves)) for piece in slot.pieces]
-    trained = [not _same_bits(converted(a, b.dtype), b) for a, b in zip(parts, parameters, strict=True)]
-    if not any(trained):
-        return stored
-    parts = [
-        _rounded(name, parameter, reader.entry(name)) if changed else part
-        for part, parameter, changed in zip(parts, parameters, trained, strict=True)
-    ]
-    return converted(slot.layout.join(parts), stored.dtype)
+    parts, trained = [], False
+    for part, piece in zip(slot.layout.split(stored), slot.pieces, strict=True):
+        parameter = np.asarray(piece.of(leaves))
+        same = _same_bits(converted(part, parameter.dtype), parameter)
+        if not same.all():
+            part, trained = np.where(same, part, _rounded(name, parameter, reader.entry(name))), True
+        parts.append(part)
+    return converted(slot.layout.join(parts), stored.dtype) if trained else stored
 
 
 def _write_rounded(
@@ -262,10 +260,10 @@ def _rounded(name: str, parameter: np.ndarray, entry: Entry) -> np.ndarray:
     return stored
 
 
-def _same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    """Equality that tells 0 from -0 and takes a NaN for itself."""
+def _same_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Equality of elements that tells 0 from -0 and takes a NaN for itself."""
     bits = np.dtype(f"u{a.dtype.itemsize}")
-    return np.array_equal(a.view(bits), b.view(bits))
+    return a.view(bits) == b.view(bits)
 
 
 def _write_header(target: BinaryIO, file: TensorFile) -> None:
