@@ -11,7 +11,7 @@ Write a model in the published layout (config.json, safetensors, tokenizer, chat
 
 From a work directory of train.py that started from a checkpoint: into that checkpoint's files, types and names, with
 the bytes it had wherever nothing was trained. From one that started from nothing: as `qwen3_5_text`, with experts
-`qwen3_5_moe_text`, in bfloat16 with A_log and linear_attn.norm in float32. From a checkpoint: load it and save it again.
+`qwen3_5_moe_text`, in bfloat16 with A_log and linear_attn.norm in float32. From a checkpoint: loaded and saved again.
 
 Examples:
   python scripts/export_checkpoint.py --workdir runs/demo --out exported

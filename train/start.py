@@ -100,7 +100,7 @@ def read_start(experiment: Experiment) -> Start:
     if head and experiment.new_head:
         raise UserError(f"--new-head: {folder} has a head ({head[0]} and others); without the flag that one is trained")
     base = trunk if experiment.new_head else read_manifest(folder)
-    config = replace(base.config, num_mtp_layers=1)
+    config = base.config if head else replace(base.config, num_mtp_layers=1)
     last_full_attention(config)
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer is None:
@@ -138,12 +138,14 @@ def fingerprint(base: Manifest) -> str:
 
 
 def last_full_attention(config: ModelConfig) -> int:
-    """The trunk's last layer of the kind that the head's block is.
+    """The trunk's last layer of the kind that the head's block is, with experts if there are any.
 
     Raises:
       UserError: if it has none.
     """
-    layers = [n for n, kind in enumerate(config.layer_types) if kind is LayerType.FULL]
+    layers = [
+        n for n, kind in enumerate(config.layer_types) if kind is LayerType.FULL and config.layer_moe(n) == config.moe
+    ]
     if not layers:
         raise UserError("--new-head: starts from the last full-attention layer's weights, the trunk has no such layer")
     return layers[-1]
@@ -163,9 +165,10 @@ def fresh_head(params: PyTree, config: ModelConfig) -> dict:
     identity = jnp.eye(config.width, dtype=jnp.float32)
     layer = params["trunk"][f"layers_{last_full_attention(config)}"]
     final = params["trunk"]["norm"]
+    unit = jnp.full_like(final["scale"], 0 if config.zero_centred_norms else 1)
     head = {
-        "pre_fc_norm_embedding": {"scale": jnp.zeros_like(final["scale"])},
-        "pre_fc_norm_hidden": {"scale": jnp.zeros_like(final["scale"])},
+        "pre_fc_norm_embedding": {"scale": unit},
+        "pre_fc_norm_hidden": {"scale": unit},
         "fc": {"kernel": jnp.concatenate([jnp.zeros_like(identity), identity])},
         "layers_0": layer,
         "norm": final,

@@ -71,10 +71,11 @@ def list_some(names: list[str]) -> str:
 
 def raise_faults(folder: Path, faults: list[str]) -> None:
     """Raises:
-    UserError: with all faults in one line, if there are any.
+    UserError: with all faults in one line, up to a bound, if there are any.
     """
     if faults:
-        raise UserError(f"{folder}: " + "; ".join(faults))
+        more = f"; and {len(faults) - MAX_NAMED} more faults" if len(faults) > MAX_NAMED else ""
+        raise UserError(f"{folder}: " + "; ".join(faults[:MAX_NAMED]) + more)
 
 
 def read_files(folder: Path) -> tuple[tuple[TensorFile, ...], bytes | None, list[str]]:

@@ -434,6 +434,13 @@ def test_many_faults_are_counted_not_listed(tmp_path):
         load_checkpoint(write(tmp_path, content, config_json(VARIANTS["qwen3-next"])))
 
 
+def test_a_file_that_is_there_twice_is_told_in_bounds(tmp_path):
+    folder = write_variant(tmp_path, VARIANTS["qwen3-next"])
+    (folder / "copy.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"written twice: model\.embed_tokens\.weight, in copy.* and \d+ more faults$"):
+        load_checkpoint(folder)
+
+
 def test_a_number_of_a_layer_that_no_model_has_does_not_fill_the_memory(tmp_path):
     content = tensors(VARIANTS["qwen3-next"])
     content["mtp.layers.999999999.input_layernorm.weight"] = np.zeros(40, np.float32)

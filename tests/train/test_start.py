@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from published_base import BASE, SETTINGS, SHARDS, STILL, files_of, stored, write_base
+from random_checkpoint import GLM, Variant, write_variant
 from small_run import read_rows
 
 from mtp_jax.config import LayerType
@@ -189,6 +190,17 @@ def test_a_fresh_head_is_one_layer_more_on_the_hidden_state(headless):
     jax.tree.map(np.testing.assert_array_equal, own, copied)
     buffers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((own, copied, trunk.params["trunk"]["norm"]))}
     assert len(buffers) == len(jax.tree.leaves((own, copied, trunk.params["trunk"]["norm"])))
+
+
+def test_a_fresh_head_of_a_model_with_experts_and_plain_norms(tmp_path):
+    variant = Variant("glm", 1, family=GLM, tied=False, layers=3, copies=False)
+    whole = load_checkpoint(write_variant(tmp_path, variant))
+    fresh = fresh_head(whole.params, whole.config)
+    same = jax.tree.map(lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype), fresh, whole.params["mtp"])
+    assert all(jax.tree.leaves(same))
+    assert all(np.all(np.asarray(fresh[f"pre_fc_norm_{name}"]["scale"]) == 1) for name in ("embedding", "hidden"))
+    with pytest.raises(UserError, match="no such layer"):
+        last_full_attention(replace(whole.config, num_dense_layers=3))
 
 
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
