@@ -7,7 +7,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from mtp_jax.config import MoEConfig, RouterType
-from mtp_jax.layers.experts import block_rows, grouped_product, sort_by_expert
+from mtp_jax.layers.experts import Experts, mix_experts
 from mtp_jax.layers.mlp import SwiGLU
 from mtp_jax.layers.router import Choice, Routing, choose, routing
 
@@ -74,17 +74,11 @@ class _Experts(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "M D"], choice: Choice) -> Float[Array, "M D"]:
-        tokens, chosen = choice.experts.shape
         init = nn.initializers.lecun_normal(in_axis=1, out_axis=2, batch_axis=0)
         shape = (self.num_experts, x.shape[1], self.hidden)
-        gate, up = (self.param(name, init, shape, jnp.float32) for name in ("gate_proj", "up_proj"))
-        down = self.param("down_proj", init, (shape[0], shape[2], shape[1]), jnp.float32)
-
-        rows = block_rows(tokens * chosen, self.num_experts)
-        blocks = sort_by_expert(choice.experts.reshape(-1), self.num_experts, rows)
-        # The assignment past the last is of a token past the last: zeros fill a block up.
-        of_rows = jnp.pad(x, ((0, 1), (0, 0)))[blocks.assignment // chosen].astype(self.dtype)
-        gated, up_rows = (grouped_product(of_rows, w.astype(self.dtype), blocks) for w in (gate, up))
-        y = grouped_product(nn.silu(gated) * up_rows, down.astype(self.dtype), blocks)
-        by_choice = y[blocks.row].reshape(tokens, chosen, -1).astype(jnp.float32)
-        return jnp.sum(by_choice * choice.weights[:, :, None], axis=1).astype(x.dtype)
+        experts = Experts(
+            gate=self.param("gate_proj", init, shape, jnp.float32),
+            up=self.param("up_proj", init, shape, jnp.float32),
+            down=self.param("down_proj", init, (shape[0], shape[2], shape[1]), jnp.float32),
+        )
+        return mix_experts(x.astype(self.dtype), choice.experts, choice.weights, experts).astype(x.dtype)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from small_models import GROUPED_EXPERTS, SOFTMAX_EXPERTS
 
+from mtp_jax.layers.moe import MoE
 from mtp_jax.layers.router import Routing, balanced_bias, balancing_loss, choose, routing
 
 TOKENS = 40
@@ -96,3 +97,41 @@ def test_load_is_counted_over_counted_tokens_and_balanced_is_k(config):
 def test_the_bias_moves_towards_what_was_chosen_too_little():
     moved = balanced_bias(jnp.asarray([0.5, 0.0, -0.25, 0.0]), jnp.asarray([9.0, 1.0, 4.0, 2.0]), 0.01)
     np.testing.assert_allclose(moved, [0.49, 0.01, -0.25, 0.01])
+
+
+@pytest.mark.parametrize("config", [SOFTMAX_EXPERTS, GROUPED_EXPERTS], ids=["softmax", "sigmoid"])
+def test_of_equals_the_first_are_chosen_however_low_the_bias(config):
+    """Biased scores far below 0 are still above those of groups that are closed."""
+    choice = choose(jnp.zeros((1, config.num_experts)), jnp.full(config.num_experts, -3.0), config)
+    assert choice.experts.tolist() == [[0, 1, 2]]
+
+
+def test_experts_of_groups_not_chosen_are_closed():
+    """The best two stand alone in their groups, which lose to one with two good experts."""
+    config = replace(GROUPED_EXPERTS, experts_per_token=2, groups_per_token=1)
+    bias = jnp.asarray([0.9, 0, 0.8, 0, 0.5, 0.5, 0, 0])
+    assert set(choose(jnp.zeros((1, 8)), bias, config).experts[0].tolist()) == {4, 5}
+
+
+def test_moving_the_bias_evens_out_a_lopsided_load():
+    config = replace(GROUPED_EXPERTS, num_groups=1, groups_per_token=1)
+    logits = jnp.asarray(np.random.default_rng(0).normal(size=(300, 8)) + np.linspace(-1, 1, 8), jnp.float32)
+    bias, uneven = jnp.zeros(8), []
+    for _ in range(60):
+        load = routing(choose(logits, bias, config), jnp.ones(300, bool)).load
+        bias = balanced_bias(bias, load, 0.01)
+        uneven.append(np.ptp(np.asarray(load)))
+    assert uneven[-1] < uneven[0] / 5
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("config", [SOFTMAX_EXPERTS, GROUPED_EXPERTS], ids=["softmax", "sigmoid"])
+def test_scores_are_made_in_float32_at_the_highest_precision(config, dtype):
+    layer, x = MoE(config, dtype), jnp.zeros((1, 5, 13), dtype)
+    params = layer.init(jax.random.key(0), x)
+    params["params"]["gate"]["kernel"] = params["params"]["gate"]["kernel"].astype(dtype)
+    with jax.default_matmul_precision("default"):  # what a user has
+        jaxpr = jax.make_jaxpr(lambda p, x: layer.apply(p, x, method="_choose"))(params, x)
+    (product,) = (e for e in jaxpr.eqns if e.primitive.name == "dot_general")
+    assert {v.aval.dtype for v in (*product.invars, *product.outvars)} == {jnp.dtype(jnp.float32)}
+    assert set(product.params["precision"]) == {jax.lax.Precision.HIGHEST}
