@@ -9,6 +9,7 @@ W + (alpha / r) A B does 633, and its temporaries take 1.76 GiB where they take 
 Reference: Hu et al. 2021, arXiv:2106.09685.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,8 @@ from mtp_jax.errors import UserError
 from mtp_jax.hf.parameters import flatten, unflatten
 from train.experiment import Experiment
 
+_NUMBERED = re.compile(r"fc_\d+")  # of a head's layers after the first, where each has its own
+
 ADAPTERS = "adapters"
 """Where they are among a run's parameters, beside `trunk`, `mtp`, `lm_head`."""
 
@@ -30,6 +33,7 @@ def adapted_paths(params: PyTree, experiment: Experiment) -> list[str]:
     """Paths of the projections that `lora_targets` names, such as `trunk/layers_0/mlp/up_proj`.
 
     A target is a projection's name, wherever it is, or only in the trunk (`trunk.q_proj`) or head (`head.q_proj`).
+    `fc` is that of each of the head's layers. Of a mixture of experts the shared expert is adapted, not the experts.
     With `gradient_mode=head_only` nothing is adapted outside the head.
 
     Raises:
@@ -39,6 +43,7 @@ def adapted_paths(params: PyTree, experiment: Experiment) -> list[str]:
     paths = []
     for path in flatten(params):
         *_, name, leaf = path.split("/")
+        name = "fc" if _NUMBERED.fullmatch(name) else name
         part = parts.get(path.partition("/")[0])
         frozen = experiment.gradient_mode == "head_only" and part != "head"
         if leaf == "kernel" and not frozen and {name, f"{part}.{name}"} & set(experiment.lora_targets):

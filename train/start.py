@@ -100,8 +100,10 @@ def read_start(experiment: Experiment) -> Start:
     if head and experiment.new_head:
         raise UserError(f"--new-head: {folder} has a head ({head[0]} and others); without the flag that one is trained")
     base = trunk if experiment.new_head else read_manifest(folder)
-    config = base.config if head else replace(base.config, num_mtp_layers=1)
-    last_full_attention(config)
+    config = base.config
+    if not head:
+        config = replace(config, num_mtp_layers=1)
+        last_full_attention(config)
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer is None:
         raise UserError(f"{folder}: expected a tokenizer.json to read the data with, found none")

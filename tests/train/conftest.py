@@ -2,6 +2,7 @@
 
 import jax
 import pytest
+from published_base import BASE, write_base
 from small_run import SETTINGS
 
 from train.experiment import Experiment
@@ -15,6 +16,19 @@ def text_folder(tmp_path_factory):
     (folder / "b.txt").write_text("def triple(x):\n    return x + x + x\n" * 3)
     (folder / "c.txt").write_text("".join(f"value_{i} = {i * i}\n" for i in range(40)))
     return folder
+
+
+@pytest.fixture(scope="module")
+def variant(request):
+    """Which checkpoint `base` is; marks of `published_base` make it each one in turn."""
+    return getattr(request, "param", BASE)
+
+
+@pytest.fixture(scope="module")
+def base(variant, tmp_path_factory):
+    """A published checkpoint to start from."""
+    with pytest.MonkeyPatch.context() as patch:
+        return write_base(tmp_path_factory.mktemp("bases") / "base", patch, variant)
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from published_base import BASE, SETTINGS, STILL, files_of, stored, write_base
+from published_base import BASE, SETTINGS, STILL, files_of, of_every_family, of_every_family_slowly, stored
 from random_checkpoint import BF16
 from small_run import read_rows
 
@@ -26,12 +26,6 @@ from train.step import build_model, initial_state, train_step
 pytestmark = pytest.mark.usefixtures("compilation_cache")
 QUIET = Progress(quiet=True)
 RANK, ALPHA = 3, 6.0
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        return write_base(tmp_path_factory.mktemp("bases") / "base", patch)
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +148,16 @@ def test_adapters_of_a_trunk_that_is_frozen_are_refused(experiment):
         experiment.override(["lora_targets=fc,trunk.q_proj", "gradient_mode=head_only"])
 
 
+@of_every_family
 def test_every_projection_there_is_can_be_named(checkpoint, experiment):
-    kernels = {path.split("/")[-2] for path in flatten(checkpoint.params) if path.endswith("/kernel")}
-    assert kernels - set(PROJECTIONS) == {"in_proj_a", "in_proj_b", "conv1d", "lm_head"}
+    adapted = set(adapted_paths(checkpoint.params, experiment))
+    kernels = {path.removesuffix("/kernel") for path in flatten(checkpoint.params) if path.endswith("/kernel")}
+    left_out = {path.split("/")[-1] for path in kernels - adapted}
+    assert left_out <= {"in_proj_a", "in_proj_b", "conv1d", "lm_head", "gate", "shared_expert_gate"}
+    assert sum("/fc" in path for path in adapted) == len(checkpoint.params["mtp"].keys() & {"fc", "fc_1"}) > 0
 
 
+@of_every_family_slowly
 def test_merging_untrained_adapters_keeps_every_bit(checkpoint, experiment):
     params = jax.tree.map(lambda x: x.at[(0,) * x.ndim].set(-0.0), checkpoint.params)
     result = flatten(merged(with_adapters(params, experiment), experiment))
@@ -166,6 +165,7 @@ def test_merging_untrained_adapters_keeps_every_bit(checkpoint, experiment):
         np.testing.assert_array_equal(np.asarray(result[path]).view(np.uint32), np.asarray(leaf).view(np.uint32), path)
 
 
+@of_every_family_slowly
 def test_an_untrained_run_gives_back_every_byte(experiment, base, tmp_path):
     still = experiment.override([*STILL, "dtype=bfloat16"])
     train(still, tmp_path / "run", QUIET)
@@ -196,6 +196,7 @@ def test_trained_adapters_are_merged_from_float32_with_one_rounding(finished, ba
         np.testing.assert_allclose(written.astype(np.float64), exact, rtol=2**-8 + 1e-6)
 
 
+@of_every_family_slowly
 def test_resuming_gives_the_same_adapters(experiment, finished, tmp_path):
     train(experiment.override(["steps=1"]), tmp_path / "run", QUIET)
     train(experiment, tmp_path / "run", QUIET)

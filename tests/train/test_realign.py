@@ -1,9 +1,10 @@
 """A head put back and fitted again: the whole way of a checkpoint that lost its head."""
 
+import re
 from dataclasses import replace
 
 import pytest
-from published_base import BASE, SETTINGS, stored, write_base
+from published_base import SETTINGS, of_every_family, of_every_family_slowly, stored, write_base
 from small_run import read_rows
 
 from configs import PRESETS
@@ -14,14 +15,18 @@ from train.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("compilation_cache")
 QUIET = Progress(quiet=True)
+COPIES = (".embed_tokens.weight", "shared_head.head.weight")
+EXPERT = re.compile(r"mlp\.experts\.\d")  # may never have been chosen
 
 
+@of_every_family_slowly
 @pytest.mark.parametrize("head_loss", ["kl", "ce"])
-def test_a_head_is_put_back_and_fitted_and_the_trunk_keeps_every_byte(text_folder, tmp_path, monkeypatch, head_loss):
-    trunk = write_base(tmp_path / "trunk", monkeypatch, replace(BASE, head=False, seed=8))
-    donor = write_base(tmp_path / "donor", monkeypatch)
-    graft_head(trunk, donor, tmp_path / "grafted")
-    settings = (*SETTINGS, "steps=6", "checkpoint_every=6", f"head_loss={head_loss}")
+def test_a_head_is_put_back_and_fitted_and_the_trunk_keeps_every_byte(
+    text_folder, tmp_path, monkeypatch, variant, base, head_loss
+):
+    trunk = write_base(tmp_path / "trunk", monkeypatch, replace(variant, head=False, seed=8))
+    graft_head(trunk, base, tmp_path / "grafted")
+    settings = (*SETTINGS, "steps=6", "checkpoint_every=6", f"head_loss={head_loss}", f"depths={variant.mtp_layers}")
     experiment = replace(PRESETS["realign"](), data=(str(text_folder),), init=str(tmp_path / "grafted"))
     train(experiment.override(settings), tmp_path / "run", QUIET)
     rows = read_rows(tmp_path / "run")
@@ -31,7 +36,15 @@ def test_a_head_is_put_back_and_fitted_and_the_trunk_keeps_every_byte(text_folde
     save_checkpoint(tmp_path / "out", learnt.config, learnt.params, learnt.manifest)
     before, after = stored(tmp_path / "grafted"), stored(tmp_path / "out")
     assert before.keys() == after.keys()
-    assert {name for name in before if before[name] != after[name]} == {n for n in before if n.startswith("mtp.")}
+    changed = {name for name in before if before[name] != after[name]}
+    assert {name for name in changed if not EXPERT.search(name)} == {
+        name
+        for name in before
+        if re.match(variant.head_pattern, name)
+        and not EXPERT.search(name)
+        and not name.endswith((*COPIES, "e_score_correction_bias"))
+    }
+    assert all(re.match(variant.head_pattern, name) for name in changed)
 
     # The head alone, put on the trunk that lost its own, is the same again.
     save_head(tmp_path / "head.safetensors", learnt.config, learnt.params, learnt.manifest)
@@ -39,15 +52,15 @@ def test_a_head_is_put_back_and_fitted_and_the_trunk_keeps_every_byte(text_folde
     assert stored(tmp_path / "again") == after
 
 
-def test_a_checkpoint_of_the_run_holds_the_head_alone(text_folder, tmp_path, monkeypatch):
-    base = write_base(tmp_path / "base", monkeypatch)
+@of_every_family
+def test_a_checkpoint_of_the_run_holds_the_head_alone(text_folder, tmp_path, variant, base):
     experiment = replace(PRESETS["realign"](), data=(str(text_folder),), init=str(base)).override(SETTINGS)
     train(experiment, tmp_path / "straight", QUIET)
     train(experiment.override(["steps=1"]), tmp_path / "stopped", QUIET)
     size = sum(
         path.stat().st_size for path in (tmp_path / "stopped" / "checkpoints" / "1").rglob("*") if path.is_file()
     )
-    stored_head = sum(len(value[2]) for name, value in stored(base).items() if name.startswith("mtp."))
+    stored_head = sum(len(value[2]) for name, value in stored(base).items() if re.match(variant.head_pattern, name))
     trunk = sum(len(value[2]) for name, value in stored(base).items()) - stored_head
     # Parameters and two moments in float32, where the files have bfloat16.
     assert size < 3 * 2 * stored_head + trunk

@@ -1,20 +1,33 @@
 """Runs that start from a published checkpoint: what they begin with, on what they continue, what comes out."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from published_base import BASE, SETTINGS, SHARDS, STILL, files_of, stored, write_base
-from random_checkpoint import GLM, Variant, write_variant
+from published_base import (
+    SETTINGS,
+    SHARDS,
+    STILL,
+    files_of,
+    of_every_family,
+    of_every_family_slowly,
+    stored,
+    write_base,
+)
+from random_checkpoint import F32, GLM, Variant, write_variant
 from small_run import read_rows
 
+from configs import PRESETS
 from mtp_jax.config import LayerType
 from mtp_jax.errors import UserError
-from mtp_jax.hf import load_checkpoint, save_checkpoint, save_head
+from mtp_jax.hf import load_checkpoint, read_manifest, save_checkpoint, save_head
 from mtp_jax.hf.parameters import flatten
+from mtp_jax.layers.norm import RMSNorm
 from train.checkpoint import load_for_export
 from train.experiment import MODEL_SETTINGS, Experiment
 from train.loop import train
@@ -23,7 +36,6 @@ from train.start import fresh_head, last_full_attention, read_start
 
 pytestmark = pytest.mark.usefixtures("compilation_cache")
 QUIET = Progress(quiet=True)
-HEADLESS = replace(BASE, head=False)
 
 
 class Told(Progress):
@@ -38,24 +50,15 @@ class Told(Progress):
 
 
 @pytest.fixture(scope="module")
-def monkeypatch_module():
+def headless(variant, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        yield patch
+        return write_base(tmp_path_factory.mktemp("bases") / "headless", patch, replace(variant, head=False))
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory, monkeypatch_module):
-    return write_base(tmp_path_factory.mktemp("bases") / "base", monkeypatch_module)
-
-
-@pytest.fixture(scope="module")
-def headless(tmp_path_factory, monkeypatch_module):
-    return write_base(tmp_path_factory.mktemp("bases") / "headless", monkeypatch_module, HEADLESS)
-
-
-@pytest.fixture(scope="module")
-def experiment(text_folder, base):
-    return Experiment(data=(str(text_folder),), init=str(base)).override(SETTINGS)
+def experiment(text_folder, base, variant):
+    settings = (*SETTINGS, f"depths={variant.mtp_layers}")
+    return replace(PRESETS["finetune"](), data=(str(text_folder),), init=str(base)).override(settings)
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +74,31 @@ def export(workdir, out, **options):
     return out
 
 
-def test_a_run_that_learns_nothing_gives_back_every_byte(experiment, base, tmp_path):
-    train(experiment.override(STILL), tmp_path / "run", QUIET)
+@of_every_family_slowly
+@pytest.mark.parametrize("mode", ["joint", "detached"])
+def test_a_run_that_learns_nothing_gives_back_every_byte(experiment, base, tmp_path, mode):
+    train(experiment.override([*STILL, f"gradient_mode={mode}"]), tmp_path / "run", QUIET)
     assert files_of(export(tmp_path / "run", tmp_path / "out")) == files_of(base)
 
 
-def test_what_was_learnt_is_in_the_files_it_came_from(finished, base, tmp_path):
+@of_every_family
+def test_what_was_learnt_is_in_the_files_it_came_from(finished, base, variant, tmp_path):
     out = export(finished, tmp_path / "out")
     before, after = stored(base), stored(out)
     assert [(n, v[:2]) for n, v in after.items()] == [(n, v[:2]) for n, v in before.items()]
     unchanged = {name for name in before if before[name][2] == after[name][2]}
-    assert unchanged == {name for name in before if "visual" in name}, "joint steps reach every tensor of the model"
+    # Joint steps reach every tensor of the model but the biases that a router chooses by, and experts it never chose.
+    idle = {name for name in unchanged if re.search(r"mlp\.experts\.\d", name)}
+    assert len(idle) <= sum("mlp.experts" in name for name in before) / 2
+    assert unchanged - idle == {name for name in before if "visual" in name or name.endswith("e_score_correction_bias")}
+    for name, original in read_manifest(base).copies.items():
+        assert after[name] == after[original]
     same = {name for name, content in files_of(base).items() if files_of(out)[name] == content}
     assert same == files_of(base).keys() - set(SHARDS)
     learnt = flatten(load_for_export(finished).params)
     for path, leaf in flatten(load_checkpoint(out).params).items():
-        kept = path.endswith(("A_log", "linear_attn/norm/scale"))
+        own_type = path.endswith(("A_log", "linear_attn/norm/scale")) and variant.kept == F32
+        kept = own_type or path.endswith("gate/bias")
         rounded = np.asarray(learnt[path]) if kept else np.asarray(learnt[path].astype("bfloat16"), np.float32)
         np.testing.assert_array_equal(leaf, rounded, err_msg=path)
 
@@ -141,35 +153,45 @@ def test_export_needs_the_base_and_says_so(finished, base, tmp_path):
         load_for_export(tmp_path / "run", base=other)
 
 
-def test_the_head_alone_is_what_the_export_holds(finished, base, tmp_path):
+@of_every_family_slowly
+def test_the_head_alone_is_what_the_export_holds(finished, variant, tmp_path):
     out = export(finished, tmp_path / "out")
     config, params, _, manifest, _ = load_for_export(finished)
+    assert manifest is not None
     save_head(tmp_path / "head.safetensors", config, params, manifest)
     (tmp_path / "alone").mkdir()
     (tmp_path / "head.safetensors").rename(tmp_path / "alone" / "head.safetensors")
     head = stored(tmp_path / "alone")
-    assert head == {name: value for name, value in stored(out).items() if name.startswith("mtp.")}
-    assert len(head) == 15
+    is_head, copies = re.compile(variant.head_pattern), manifest.copies
+    assert head == {n: value for n, value in stored(out).items() if is_head.match(n) and n not in copies}
+    assert len(head) >= 15
 
 
-def test_a_fresh_head_starts_with_the_last_full_attention_layer(headless, text_folder, experiment, tmp_path):
+@of_every_family_slowly
+def test_a_fresh_head_starts_with_the_last_layer_of_its_kind(headless, variant, experiment, tmp_path):
     fresh = replace(experiment, init=str(headless), new_head=True)
-    told = Told()
+    told, last = Told(), variant.layers - 1
     train(fresh.override(STILL), tmp_path / "run", told)
-    assert "head: there is none; a fresh one starts with the weights of the trunk's layer 3" in told.lines
+    assert f"head: there is none; a fresh one starts with the weights of the trunk's layer {last}" in told.lines
     out = export(tmp_path / "run", tmp_path / "out")
     before, after = stored(headless), stored(out)
     assert {name: after[name] for name in before} == before
     head = {name: after[name] for name in after.keys() - before.keys()}
-    assert head.keys() == {name for name in stored(write_back(tmp_path, BASE)) if name.startswith("mtp.")}
+    one_layer = replace(variant, mtp_layers=1, copies=False)
+    assert head.keys() == {name for name in stored(write_back(tmp_path, one_layer)) if name not in before}
+    own, norm = (f"model.layers.{variant.layers}.", "shared_head.norm") if variant.family == GLM else ("mtp.", "norm")
+    block = own if variant.family == GLM else "mtp.layers.0."
     for name, value in head.items():
-        if name.startswith("mtp.layers.0."):
-            assert value == before[name.replace("mtp.layers.0", "model.language_model.layers.3")], name
-    assert head["mtp.norm.weight"] == before["model.language_model.norm.weight"]
+        source = name.replace(block, f"{variant.prefix}layers.{last}.")
+        assert source not in before or value == before[source], name
+    assert sum(name.startswith(f"{variant.prefix}layers.{last}.") for name in before) <= len(head) - 4
+    assert head[f"{own}{norm}.weight"] == before[f"{variant.prefix}norm.weight"]
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == after.keys()
     same = {name for name, content in files_of(headless).items() if files_of(out)[name] == content}
-    assert files_of(headless).keys() - same == {"model.safetensors.index.json"}
+    # One layer is what config.json should now say, where it says it at all and said something else.
+    said_more = {"config.json"} if variant.mtp_layers > 1 else set()
+    assert files_of(headless).keys() - same == {"model.safetensors.index.json"} | said_more
     assert load_checkpoint(out).config.num_mtp_layers == 1
 
 
@@ -178,6 +200,7 @@ def write_back(tmp_path, variant):
         return write_base(tmp_path / "again", patch, variant)
 
 
+@of_every_family
 def test_a_fresh_head_is_one_layer_more_on_the_hidden_state(headless):
     trunk = load_checkpoint(headless, trunk_only=True)
     params = fresh_head(trunk.params, trunk.config)
@@ -185,8 +208,12 @@ def test_a_fresh_head_is_one_layer_more_on_the_hidden_state(headless):
     embedded, hidden = random.standard_normal((2, 7, trunk.config.width))
     fused = np.concatenate([embedded, hidden], axis=1) @ np.asarray(params["fc"]["kernel"], np.float64)
     np.testing.assert_array_equal(fused, hidden)
-    assert not any(np.any(params[name]["scale"]) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden"))
-    own, copied = trunk.params["trunk"]["layers_3"], params["layers_0"]
+    zero_centred = trunk.config.zero_centred_norms
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        ones = jnp.ones((1, trunk.config.width))
+        normed = jnp.asarray(RMSNorm(1e-6, zero_centred).apply({"params": params[name]}, ones))
+        np.testing.assert_allclose(normed, ones, rtol=1e-5)
+    own, copied = trunk.params["trunk"][f"layers_{trunk.config.num_layers - 1}"], params["layers_0"]
     jax.tree.map(np.testing.assert_array_equal, own, copied)
     buffers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((own, copied, trunk.params["trunk"]["norm"]))}
     assert len(buffers) == len(jax.tree.leaves((own, copied, trunk.params["trunk"]["norm"])))
@@ -203,17 +230,19 @@ def test_a_fresh_head_of_a_model_with_experts_and_plain_norms(tmp_path):
         last_full_attention(replace(whole.config, num_dense_layers=3))
 
 
+@of_every_family
 @pytest.mark.parametrize("declared", [True, False], ids=["declared", "undeclared"])
-def test_a_lost_head_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, declared):
-    folder = write_base(tmp_path / "base", monkeypatch, HEADLESS, declared=declared)
+def test_a_lost_head_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, variant, declared):
+    folder = write_base(tmp_path / "base", monkeypatch, replace(variant, head=False), declared=declared)
     with pytest.raises(UserError, match=r"has no MTP head.*graft_head\.py.*--new-head"):
         read_start(Experiment(init=str(folder)))
     start = read_start(Experiment(init=str(folder), new_head=True))
     assert start.config.num_mtp_layers == 1
 
 
+@of_every_family
 def test_a_head_that_is_there_is_not_thrown_away(base):
-    with pytest.raises(UserError, match=r"--new-head: .* has a head \(mtp\..*without the flag that one is trained"):
+    with pytest.raises(UserError, match=r"--new-head: .* has a head \(.*\).*without the flag that one is trained"):
         read_start(Experiment(init=str(base), new_head=True))
 
 
