@@ -118,8 +118,7 @@ def _read_head(path: Path, trunk: Manifest) -> tuple[_Head, dict[str, str]]:
     if not places:
         example = next(iter(head_slots(replace(trunk.config, num_mtp_layers=1), trunk.naming)))
         raise UserError(f"{path}: expected the tensors of a head ({example} and others), found none among {len(found)}")
-    repeated = {name: family.repeats(trunk.config, trunk.naming, name) for name in places}
-    copies = {name: original for name, original in repeated.items() if original is not None}
+    copies = trunk.naming.copies(trunk.config, places)
     return _Head({name: place for name, place in places.items() if name not in copies}, known), copies
 
 

@@ -76,8 +76,7 @@ def read_manifest(folder: Path | str, trunk_only: bool = False) -> Manifest:
     naming = family.naming(config, found)
     expected = slots(config, naming)
     others = found.keys() - expected.keys()
-    repeated = {name: family.repeats(config, naming, name) for name in others}
-    copies = {name: original for name, original in repeated.items() if original is not None}
+    copies = naming.copies(config, others)
     carried = {name for name in others - copies.keys() if name.startswith(family.carried)}
     if trunk_only:
         carried |= {name for name in others - copies.keys() if family.is_head(config, name)}

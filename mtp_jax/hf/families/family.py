@@ -80,6 +80,11 @@ class Naming:
     fused_trunk: bool
     fused_head: bool
 
+    def copies(self, config: ModelConfig, names: Iterable[str]) -> dict[str, str]:
+        """Of these tensors those that may repeat another, with that one's name."""
+        repeated = {name: self.family.repeats(config, self, name) for name in names}
+        return {name: original for name, original in repeated.items() if original is not None}
+
 
 @lru_cache(maxsize=8)  # a table may have 75,000 entries
 def slots(config: ModelConfig, naming: Naming) -> dict[str, Slot]:
