@@ -43,7 +43,7 @@ class Acceptance:
         self.generator = Generator(MTPModel(model.config, model.dtype), {}, tokenizer, end_ids)
 
     def measure(self, params: PyTree) -> dict[str, float | None]:
-        """Figures for a row of metrics, greedy, with one draft a depth; None where no draft could be emitted.
+        """Figures for a row of metrics, greedy, a draft for each measured depth; None where no draft could be emitted.
 
             acceptance, acceptance_d2, ..   of the rounds that could emit a draft at that position, how many did
             tokens_per_round                tokens past prefill's, over rounds
@@ -55,7 +55,7 @@ class Acceptance:
         """
         self.generator.programs.params = params
         try:
-            drafts = self._experiment.depths
+            drafts = self._experiment.measured().depths
             plain = self._decode(num_draft_tokens=0)
             ours = self._decode(num_draft_tokens=drafts)
             shifted = self._decode(num_draft_tokens=drafts, drafter=draft_one_place_on)

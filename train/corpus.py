@@ -17,6 +17,7 @@ from train.progress import Progress
 from train.records import BadRows, Document, read_documents
 from train.sources import Source, find_source, fingerprint, matches, standard_library
 from train.token_cache import TokenStore, tokenized
+from train.unigram import unigram_loss
 
 _NAMES_SHOWN = 10
 _COUNTS: dict[str, Any] = dict.fromkeys(
@@ -157,6 +158,9 @@ def packed_rows(experiment: Experiment, corpus: Corpus, tokenizer: Tokenizer, pr
         if len(pieces.starts):
             rows.held_out.append(PackedRows(store, pieces, experiment.sequence_length))
             rows.record["held_out_tokens"] += rows.held_out[-1].num_tokens
+    if rows.held_out:
+        rows.record["unigram_loss"] = unigram_loss(rows.training, rows.held_out, len(tokenizer))
+        progress.say(f"held-out loss of a model that knows only frequencies: {rows.record['unigram_loss']:.3f}")
     # What the files became counts too: a template may read the clock.
     rows.record["fingerprint"] = digest.hexdigest()
     rows.record["held_out"] = corpus.held_out_files

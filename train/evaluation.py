@@ -16,7 +16,8 @@ from train.step import TrainState, eval_step
 def evaluate(
     experiment: Experiment, model: MTPModel, state: TrainState, held_out: Sequence[PackedRows]
 ) -> dict[str, float]:
-    """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`."""
+    """Losses on all held-out rows, each mean over all their targets, under keys `eval_...`, at all measured depths."""
+    experiment = experiment.measured()
     params = merged(state.params, experiment)
     batches = [batch for rows in held_out for batch in rows.batches(experiment.batch_size)]
     counts = sum(np.asarray(count_targets(batch, experiment.depths)) for batch in batches)

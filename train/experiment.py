@@ -66,6 +66,9 @@ class Experiment:
         "figure by which the best checkpoint is kept too: eval_main_loss, acceptance and others; none: only the latest",
     )
     eval_every: int = _setting(0, "steps from one evaluation on the held-out documents to the next; 0: only at the end")
+    measured_depths: int = _setting(
+        0, "depths at which held-out documents and decoding are measured, if more than are trained; 0: those trained"
+    )
     acceptance_every: int = _setting(
         0, "steps from one decoding of held-out prompts, with the head's drafts, to the next, and at the end; 0: never"
     )
@@ -211,6 +214,11 @@ class Experiment:
             f"at least 1 and below sequence_length {self.sequence_length}",
         )
         self.depth_weight_values()
+        self._require(
+            "measured_depths",
+            self.measured_depths == 0 or self.depths <= self.measured_depths < self.sequence_length,
+            f"0, or at least depths {self.depths} and below sequence_length {self.sequence_length}",
+        )
         self._require_one_of("head_loss", HEAD_LOSSES)
         self._require_one_of("gradient_mode", GRADIENT_MODES)
         self._require_one_of("remat", REMAT_NAMES)
@@ -292,6 +300,12 @@ class Experiment:
             "depth_weights", holds, f"equal, decay or {self.depths} numbers, as many as depths, none negative"
         )
         return tuple(value / sum(values) for value in values)
+
+    def measured(self) -> "Experiment":
+        """The same with `measured_depths` as its depths. Those that are not trained have weight 0 in the MTP loss."""
+        more = max(0, self.measured_depths - self.depths)
+        weights = ",".join(map(repr, (*self.depth_weight_values(), *[0.0] * more)))
+        return dataclasses.replace(self, depths=self.depths + more, depth_weights=weights)
 
     def model_config(self) -> ModelConfig:
         """The model that this experiment trains if it starts from nothing."""

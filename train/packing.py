@@ -170,6 +170,16 @@ class PackedRows:
         """Share of all places in rows that hold no token."""
         return 1 - self.num_tokens / (len(self) * self.sequence_length)
 
+    def targets(self, at_a_time: int) -> Iterator[Int[np.ndarray, " num_some"]]:
+        """Ids of all targets of the next-token loss, about so many tokens' at a time."""
+        before = np.cumsum(self._lengths) - self._lengths
+        parts = np.flatnonzero(np.diff(before // at_a_time, prepend=0)) if len(before) else []
+        for starts, lengths in zip(np.split(self._starts, parts), np.split(self._lengths, parts), strict=True):
+            places = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths) + np.arange(lengths.sum())
+            is_target = self._store.loss_mask[places]
+            is_target[np.cumsum(lengths) - lengths] = False
+            yield self._store.tokens[places[is_target]]
+
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, in order. The last batch is filled up with rows of padding, to keep one compiled shape."""
         empty = Row(*(array[0] for array in empty_batch(1, self.sequence_length)))

@@ -48,6 +48,22 @@ def test_rows_have_it_when_it_is_due_and_training_goes_on_as_without(small_exper
     assert 1.0 <= rows[3]["tokens_per_round"] <= 3.0
 
 
+@pytest.mark.usefixtures("compilation_cache")
+def test_more_depths_can_be_measured_than_are_trained(small_experiment, tmp_path):
+    """What is trained stays to the bit; the further depths' figures are those that a run with them reports."""
+    settings = ["steps=2", "acceptance_every=2", "acceptance_prompts=2", "acceptance_new_tokens=6", "learning_rate=0"]
+    experiment = small_experiment.override(settings)
+    train(experiment, tmp_path / "one", QUIET)
+    train(dataclasses.replace(experiment, measured_depths=3), tmp_path / "measured", QUIET)
+    train(dataclasses.replace(experiment, depths=3), tmp_path / "three", QUIET)
+    one, measured, three = (read_rows(tmp_path / name)[-1] for name in ("one", "measured", "three"))
+    assert {key: measured[key] for key in one} == pytest.approx(one, rel=1e-6)
+    own = {key for key in measured if key.startswith(("eval_", "acceptance", "tokens_per"))} - {"eval_mtp_loss"}
+    assert {"eval_mtp_loss_d1", "eval_mtp_loss_d3", "eval_mtp_agreement_d3", "acceptance_d3"} <= own
+    assert {key: measured[key] for key in own} == pytest.approx({key: three[key] for key in own}, rel=1e-6)
+    assert measured["eval_mtp_loss"] == pytest.approx(measured["eval_mtp_loss_d1"])
+
+
 def test_the_shipped_models_drafts_stand_and_the_controls_do_not(script):
     demo = script("_cli").DEMO_CHECKPOINT
     checkpoint, tokenizer = load_checkpoint(demo), Tokenizer.from_folder(demo)
