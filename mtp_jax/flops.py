@@ -12,7 +12,7 @@ the released sizes. `tests/mtp_jax/test_flops.py` compares with what XLA counts 
 
 from typing import NamedTuple
 
-from mtp_jax.config import LayerType, ModelConfig
+from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
 from mtp_jax.layers.delta_rule import CHUNK
 from mtp_jax.sizes import Part, parameters
 
@@ -40,7 +40,8 @@ def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
             head += flops
     attends = 4 * config.attention.num_heads * config.attention.head_dim * slots
     trunk += config.layer_types.count(LayerType.FULL) * attends
-    trunk += config.layer_types.count(LayerType.LINEAR) * _delta_rule(config, chunk)
+    if config.delta is not None:  # GLM has no such layers
+        trunk += config.layer_types.count(LayerType.LINEAR) * _delta_rule(config.delta, chunk)
     return PassFlops(trunk, head + attends if config.num_mtp_layers else 0, output)
 
 
@@ -75,10 +76,9 @@ def token_flops(config: ModelConfig, context: int) -> TokenFlops:
     )
 
 
-def _delta_rule(config: ModelConfig, chunk: int) -> int:
+def _delta_rule(config: DeltaNetConfig, chunk: int) -> int:
     """The products of `mtp_jax.layers.delta_rule`, for one token of one layer."""
-    assert config.delta is not None
-    k, v = config.delta.head_k_dim, config.delta.head_v_dim
+    k, v = config.head_k_dim, config.head_v_dim
     memory = 3 * 2 * k * v  # read by queries and by keys, written
     pairs = chunk * (6 * k + 4 * v)  # k k, q k, inverse k; inverse v, scores u
-    return config.delta.num_v_heads * (memory + pairs + 3 * chunk**2 // 4)
+    return config.num_v_heads * (memory + pairs + 3 * chunk**2 // 4)

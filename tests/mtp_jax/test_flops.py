@@ -28,7 +28,7 @@ def model(layer_types, num_heads=2, num_v_heads=4, output_gate=True, qk_norm=Tru
         mlp_width=512,
         layer_types=layer_types,
         attention=AttentionConfig(num_heads, 2, 64, 16, 1e6, output_gate, qk_norm, bias),
-        delta=DeltaNetConfig(num_v_heads, num_k_heads=2, head_k_dim=64, head_v_dim=128),
+        delta=DeltaNetConfig(num_v_heads, 2, 64, 128) if LayerType.LINEAR in layer_types else None,
         **changes,
     )
 

@@ -28,6 +28,21 @@ def test_tables(call):
     assert "1,000 tokens" in rows
 
 
+@pytest.mark.parametrize("name", RELEASED)
+def test_every_released_shape(call, name):
+    status, out, err = call("describe", "--config", name, "--json")
+    assert status == 0, err
+    record = json.loads(out)
+    assert record["name"] == name
+    assert (
+        sum(number for stack in record["layers"].values() for number in stack.values()) == RELEASED[name].num_layers + 1
+    )
+    # What a token uses is multiplied with, twice, but for its row of the embedding and vectors.
+    active = record["parameters"]["active"]
+    of_head = sum(part["active"] for part in record["parameters"]["head"].values())
+    assert record["flops_per_token"]["decode"] > 1.99 * (active - of_head)
+
+
 def row_cells(line):
     return [cell.strip() for cell in line.replace("┃", "│").strip("│").split("│")]
 
