@@ -279,6 +279,47 @@ def existing_checkpoint(folder: Path) -> Path:
     raise UserError(f"--checkpoint: expected a folder with a config.json, got {folder}, which is not a folder")
 
 
+def add_experiment_flags(parser: argparse.ArgumentParser, presets: Iterable[str], settings: str) -> None:
+    """`--config NAME`, `--init DIR`, `--new-head` and those of `add_data_flags`.
+
+    Hand the arguments to `experiment_from`.
+
+    Args:
+      settings: the help of `--set`.
+    """
+    parser.add_argument("--config", required=True, choices=list(presets), help="the experiment to start from")
+    parser.add_argument(
+        "--init",
+        type=path,
+        metavar="DIR",
+        help="published checkpoint to start from: its config, weights, tokenizer",
+    )
+    parser.add_argument(
+        "--new-head",
+        action="store_true",
+        help="with --init: start a fresh MTP head for a checkpoint that has none, from its last full-attention layer",
+    )
+    add_data_flags(parser, settings)
+
+
+def experiment_from(preset: "Experiment", args: argparse.Namespace) -> "Experiment":
+    """The preset with what `add_experiment_flags` has read.
+
+    Raises:
+      UserError: if flags contradict each other, or the preset means nothing without a checkpoint and none is named.
+    """
+    from configs import FROM_A_CHECKPOINT
+
+    if args.init:
+        preset = dataclasses.replace(preset, init=str(args.init.absolute()), new_head=args.new_head)
+    elif args.new_head:
+        raise UserError("--new-head goes with --init DIR")
+    experiment = chosen_experiment(preset, args)
+    if args.config in FROM_A_CHECKPOINT and not experiment.init:
+        raise UserError(f"--config {args.config} starts from a checkpoint: name it with --init DIR")
+    return experiment
+
+
 def add_data_flags(parser: argparse.ArgumentParser, settings: str) -> None:
     """`--data PATH...`, `--set KEY=VALUE...` and `--skip-bad`. Hand the arguments to `chosen_experiment`.
 
@@ -348,18 +389,31 @@ def enable_compilation_cache() -> None:
     """
     import jax
 
-    if not jax.config.values["jax_enable_compilation_cache"]:
-        return
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        folder = _own_cache_folder()
-        if folder is None:
-            return
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-    # jax keeps only what took a second to compile; many programs of half a second add up.
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    for name, value in _compilation_cache().items():
+        jax.config.update(name, value)
     # The disk may fill up. An entry that cannot be read is told: it stays in the way until it is removed.
     warnings.filterwarnings("ignore", message="Error writing persistent compilation cache entry")
+
+
+def compilation_cache_variables() -> dict[str, str]:
+    """The same as `enable_compilation_cache`, for the environment of other processes."""
+    return {name.upper(): str(value) for name, value in _compilation_cache().items()}
+
+
+def _compilation_cache() -> dict[str, Any]:
+    import jax
+
+    if not jax.config.values["jax_enable_compilation_cache"]:
+        return {}
+    folder = jax.config.values["jax_compilation_cache_dir"] or _own_cache_folder()
+    if folder is None:
+        return {}
+    return {
+        "jax_compilation_cache_dir": str(folder),
+        # jax keeps only what took a second to compile; many programs of half a second add up.
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
 
 
 def _own_cache_folder() -> Path | None:

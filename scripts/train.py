@@ -1,13 +1,12 @@
 """Trains a model with its multi-token-prediction head, or continues a run that was stopped."""
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 
 import _cli
 from _cli import run
 
-from configs import FROM_A_CHECKPOINT, PRESETS
+from configs import PRESETS
 from mtp_jax.errors import UserError
 from train.experiment import setting_lines
 
@@ -29,33 +28,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Parses the command line, trains, and reports the last row of metrics."""
     presets = {name: make() for name, make in PRESETS.items()}
     parser = _cli.Parser(prog="train.py", description=__doc__, epilog=EXAMPLES + "\n".join(setting_lines(presets)))
-    parser.add_argument("--config", required=True, choices=list(PRESETS), help="the experiment to start from")
     parser.add_argument(
         "--workdir", required=True, type=_cli.path, metavar="DIR", help="the run's folder; made if need be"
     )
-    parser.add_argument(
-        "--init",
-        type=_cli.path,
-        metavar="DIR",
-        help="published checkpoint to start from: its config, weights, tokenizer",
-    )
-    parser.add_argument(
-        "--new-head",
-        action="store_true",
-        help="with --init: start a fresh MTP head for a checkpoint that has none, from its last full-attention layer",
-    )
-    _cli.add_data_flags(parser, "change settings, listed below")
+    _cli.add_experiment_flags(parser, presets, "change settings, listed below")
     _cli.add_json_flag(parser)
     args = parser.parse_args(argv)
-
-    experiment = presets[args.config]
-    if args.init:
-        experiment = dataclasses.replace(experiment, init=str(args.init.absolute()), new_head=args.new_head)
-    elif args.new_head:
-        parser.error("--new-head goes with --init DIR")
-    experiment = _cli.chosen_experiment(experiment, args)
-    if args.config in FROM_A_CHECKPOINT and not experiment.init:
-        parser.error(f"--config {args.config} starts from a checkpoint: name it with --init DIR")
+    experiment = _cli.experiment_from(presets[args.config], args)
 
     from train.loop import train  # here and not above: `--help` and mistakes in flags should not wait for JAX
     from train.progress import Progress

@@ -276,7 +276,7 @@ class Experiment:
             expected = f"{expected}, and no number beyond {_LARGEST:.3g}"
             holds = False
         if not holds:
-            raise UserError(f"setting {name}: expected {expected}, got {_shown(value)}")
+            raise UserError(f"setting {name}: expected {expected}, got {shown(value)}")
 
     def _require_one_of(self, name: str, names: tuple[str, ...]) -> None:
         self._require(name, getattr(self, name) in names, f"{', '.join(names[:-1])} or {names[-1]}")
@@ -345,7 +345,7 @@ class Experiment:
             name, equals, text = assignment.partition("=")
             if not equals:
                 raise UserError(f"--set {assignment}: expected key=value")
-            changed[name] = _parse(name, text)
+            changed[name] = parse_setting(name, text)
         result = dataclasses.replace(self, **changed)
         for name in MODEL_SETTINGS:
             if result.init and name in changed:  # also at its default value
@@ -373,7 +373,7 @@ class Experiment:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             # Paths may hold commas, so lists of text are taken as they are.
             is_texts = isinstance(value, list) and all(isinstance(item, str) for item in value)
-            values[name] = tuple(value) if is_texts else _parse(name, text)
+            values[name] = tuple(value) if is_texts else parse_setting(name, text)
         return cls(**values)
 
     def refused_changes(self, new: "Experiment") -> list[str]:
@@ -385,7 +385,7 @@ class Experiment:
             # A base may have moved; whether it is the same one shows in what base.json says of it.
             allowed |= field.name == "init" and bool(before and after)
             if before != after and not allowed:
-                lines.append(f"{field.name} is {_shown(before)} there and {_shown(after)} here")
+                lines.append(f"{field.name} is {shown(before)} there and {shown(after)} here")
         return lines
 
 
@@ -393,9 +393,9 @@ def setting_lines(presets: dict[str, Experiment]) -> list[str]:
     """One line a setting: name, type, default (and the presets' own values), meaning."""
     lines = []
     for field in dataclasses.fields(Experiment):
-        values = [f"default {_shown(field.default)}"]
+        values = [f"default {shown(field.default)}"]
         values += [
-            f"{name} {_shown(getattr(preset, field.name))}"
+            f"{name} {shown(getattr(preset, field.name))}"
             for name, preset in presets.items()
             if getattr(preset, field.name) != field.default
         ]
@@ -404,7 +404,8 @@ def setting_lines(presets: dict[str, Experiment]) -> list[str]:
     return lines
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting's value as people write it."""
     if isinstance(value, tuple):
         return ",".join(map(str, value)) or "none"
     return str(value)
@@ -416,7 +417,12 @@ def _type_name(kind: Any) -> str:
     return kind.__name__
 
 
-def _parse(name: str, text: str) -> Any:
+def parse_setting(name: str, text: str) -> Any:
+    """A setting's value from text, lists comma-separated.
+
+    Raises:
+      UserError: if there is no such setting, or the text is not of its type.
+    """
     kinds: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Experiment)}
     if name not in kinds:
         close = difflib.get_close_matches(name, kinds, n=3, cutoff=0.5)
