@@ -32,7 +32,7 @@ def main() -> int:
     threading.Thread(target=_stop_when_the_parent_does, daemon=True).start()
 
     from mtp_jax.errors import UserError
-    from mtp_jax.files import write_json
+    from mtp_jax.files import read_json_object, write_json
     from train.ablation.cores import num_cores
     from train.ablation.grid import Run
     from train.ablation.records import commit, make_record, training_seconds
@@ -66,7 +66,7 @@ def main() -> int:
             training_seconds=training_seconds(rows),
             cores=num_cores(),
             commit=code,
-            unigram_loss=None,
+            unigram_loss=read_json_object(workdir.data).get("unigram_loss"),
         )
         write_json(root / "record.json", record)
     except UserError as error:

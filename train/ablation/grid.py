@@ -122,14 +122,20 @@ def grid(
     """Every weight held constant and every schedule, times the values of every varied setting, times seeds from 0.
 
     All arms of a seed come before the next seed, so that a grid which is stopped early has compared all of them. Runs
-    of one seed read the same batches, unless what is varied concerns the data or the rows. A run that would decode no
-    held-out prompts (`acceptance_every=0`) does at its end.
+    of one seed read the same batches, unless what is varied concerns the data or the rows.
+
+    So that runs compare, two settings that would measure less do not: a run that decodes no held-out prompts
+    (`acceptance_every=0`) does at its end, and where `depths` is varied all runs are measured at the largest
+    (`measured_depths`, if it is 0).
 
     Raises:
       UserError: if there is nothing to run, or a combination contradicts itself; names the run.
     """
     if not weights and not schedules:
         raise UserError("--weights: expected one or more, or a schedule such as --schedules 0.3-then-0.1, got neither")
+    if not base.measured_depths:
+        deepest = max((depths for vary in varies if vary.key == "depths" for depths in vary.values), default=0)
+        base = dataclasses.replace(base, measured_depths=deepest)
     all_schedules = [*((weight,) for weight in weights), *map(tuple, schedules)]
     combinations = list(itertools.product(*(vary.values for vary in varies)))
     runs = [
