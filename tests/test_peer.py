@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from goldens.variants import ALL, FAMILIES, NEW_TOKENS, TWO_LAYERS, VARIANTS, golden_path, prompt_ids
-from published_base import BASE, SETTINGS, write_base
+from published_base import BASES, SETTINGS, write_base
 from random_checkpoint import BF16, DENSE, MOE, NEXT, Variant, config_json, tensors, write, write_variant
 
 from infer.logits import all_logits
+from mtp_jax.config import MoEConfig
 from mtp_jax.errors import UserError
 from mtp_jax.hf import config_from_json, graft_head, load_checkpoint, save_checkpoint
 from mtp_jax.hf.parameters import flatten, parameter_shapes, unflatten
+from mtp_jax.layers.router import balancing_loss, choose, routing
 from mtp_jax.mtp import MTPModel
 from train.checkpoint import load_for_export
 from train.experiment import Experiment
@@ -159,8 +161,9 @@ def assert_same_outputs(folder, ids, variant=VARIANTS[0]):
 
 
 @pytest.mark.parametrize("adapters", [False, True], ids=["weights", "adapters"])
-def test_what_was_fine_tuned_loads_in_the_peer(tmp_path, monkeypatch, adapters):
-    base = write_base(tmp_path / "base", monkeypatch, replace(BASE, prefix="model.", vision=False))
+@by_variant([replace(variant, prefix="model.", vision=False) for variant in BASES])
+def test_what_was_fine_tuned_loads_in_the_peer(tmp_path, monkeypatch, variant, adapters):
+    base = write_base(tmp_path / "base", monkeypatch, variant)
     (tmp_path / "b.txt").write_text("held out")
     (tmp_path / "a.txt").write_text("def double(x):\n    return x + x\n" * 9)
     experiment = Experiment(data=(str(tmp_path / "a.txt"), str(tmp_path / "b.txt")), init=str(base))
@@ -168,10 +171,8 @@ def test_what_was_fine_tuned_loads_in_the_peer(tmp_path, monkeypatch, adapters):
     train(experiment, tmp_path / "run", Progress(quiet=True))
     learnt = load_for_export(tmp_path / "run")
     save_checkpoint(tmp_path / "out", learnt.config, learnt.params, learnt.manifest)
-    _, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert not any(report.values()), report
     ids = prompt_ids(VARIANTS[0], "65")
-    assert_same_outputs(tmp_path / "out", ids)
+    assert_same_outputs(tmp_path / "out", ids, variant)
     before, after = (
         all_logits(MTPModel(learnt.config), load_checkpoint(folder).params, ids)["main_logits"]
         for folder in (base, tmp_path / "out")
@@ -193,3 +194,17 @@ def test_a_head_that_was_put_back_is_found_by_the_peer(tmp_path, variant, sharde
     write(tmp_path / "trunk", without, config_json(variant), files if sharded else None, index=sharded)
     graft_head(tmp_path / "trunk", tmp_path / "base", tmp_path / "out")
     assert_same_outputs(tmp_path / "out", prompt_ids(variant, "65"), variant)
+
+
+def test_the_balancing_loss_is_the_peers():
+    """Of one layer; of several ours is the mean of theirs, where the peer's counts all tokens of all layers as one."""
+    import torch
+    from transformers.models.qwen3_next.modeling_qwen3_next import load_balancing_loss_func
+
+    config = MoEConfig(num_experts=7, experts_per_token=3, expert_width=4, shared_width=4)
+    logits = np.random.default_rng(0).normal(size=(30, 7)).astype(np.float32) * 2
+    counted = np.arange(30) % 15 < 11  # two rows of 15 tokens, the last four of each padding
+    mask = torch.from_numpy(counted.reshape(2, 15).astype(np.int64))
+    expected = load_balancing_loss_func((torch.from_numpy(logits),), 7, 3, mask)
+    ours = balancing_loss(routing(choose(jnp.asarray(logits), None, config), jnp.asarray(counted)))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
