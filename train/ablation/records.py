@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import subprocess
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -201,12 +202,17 @@ def training_seconds(rows: Sequence[dict[str, Any]]) -> float:
 
 
 def versions() -> dict[str, str | None]:
-    """Of what the figures depend on; None of a package that runs from its sources, not installed."""
+    """Of what the figures depend on; None where a package does not say it."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name in ("jax", "flax", "optax", "mtp_jax"):
         found[name] = None
         with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name.replace("_", "-"))
+    if found["mtp_jax"] is None:  # run from its sources, not installed
+        with suppress(OSError):
+            found["mtp_jax"] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+                "version"
+            ]
     return found
 
 
