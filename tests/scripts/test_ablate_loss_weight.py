@@ -10,7 +10,13 @@ import pytest
 
 SMALL = ["batch_size=2", "sequence_length=32", "vocab_size=320", "width=16", "mlp_width=24", "head_dim=8"]
 SMALL += ["delta_head_k_dim=8", "delta_head_v_dim=8", "warmup_steps=0", "max_skipped_steps=2"]
-SMALL += ["num_layers=1", "full_attention_interval=1", "acceptance_prompts=1", "acceptance_new_tokens=4", "held_out=b.txt"]
+SMALL += [
+    "num_layers=1",
+    "full_attention_interval=1",
+    "acceptance_prompts=1",
+    "acceptance_new_tokens=4",
+    "held_out=b.txt",
+]
 
 
 @pytest.fixture
@@ -79,9 +85,9 @@ def test_a_grid_that_is_interrupted_and_killed_goes_on(start, arguments, until_r
     folder = tmp_path / "grid"
     command = ["ablate_loss_weight", *arguments, "steps=300", "checkpoint_every=200", "--weights", "0.3,0"]
 
-    process = start(*command, stderr=subprocess.PIPE)
+    process = start(*command, stderr=subprocess.PIPE, start_new_session=True)
     until_rows(process, "0.3-seed0", 20)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all that it started
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "stopping: 0.3-seed0; the same command continues" in err

@@ -21,9 +21,11 @@ from train.ablation.grid import Run
 from train.ablation.records import Record
 from train.experiment import Experiment
 
-SHARE_OF_PRODUCT = 0.7
-OVERHEAD_SECONDS = 40.0
-"""As measured with the `demo` config on 2 cores; see docs/training.md."""
+SHARE_OF_PRODUCT = 0.8
+"""Of the `demo` config on 2 cores: 4,500 tokens a second at 36 MFLOP each, where a product ran at 200 GFLOP/s."""
+
+OVERHEAD_SECONDS = 30.0
+"""Processor time of a `demo` run besides its steps, its programs compiled by an earlier one; the first took 76."""
 
 _PRODUCT_SIDE = 1024
 _PRODUCTS = 8

@@ -19,6 +19,8 @@ from train.ablation.grid import Run
 from train.ablation.records import ROOT, GridFolder, Record
 
 _SECONDS_BETWEEN_LOOKS = 0.1
+_CHILD = (sys.executable, "-P", "-m", "train.ablation.child")
+"""-P: the folder that this was started in may hold a train.py."""
 
 
 class Failure(NamedTuple):
@@ -125,8 +127,7 @@ def _start(folder: GridFolder, run: Run, slot: int, cores: Sequence[int], enviro
     variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), variables.get("PYTHONPATH"))))
     with open(log, "ab") as file:
         process = subprocess.Popen(
-            # -P: the folder that this was started in may hold a train.py.
-            [sys.executable, "-P", "-m", "train.ablation.child"],
+            _CHILD,
             stdin=subprocess.PIPE,
             stdout=file,
             stderr=file,
