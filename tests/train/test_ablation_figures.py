@@ -10,8 +10,9 @@ from ablation_records import record, small_ablation, three_seeds
 from matplotlib.text import Text
 
 from train.ablation.arms import arms_of
+from train.ablation.categories import printable
 from train.ablation.comparison import choose_references
-from train.ablation.drawing import look, printable, render
+from train.ablation.drawing import look, render
 from train.ablation.figures import pictures
 
 
@@ -88,6 +89,23 @@ def test_control_is_drawn_with_acceptance_and_an_untrained_head_apart(small):
     assert [mean for _, mean, _ in got] == pytest.approx([1.61, 1.81, 1.71])
     assert texts(rounds) == ["↓", "1.01"]
     assert texts(small["head"].axes[0]) == ["↑", "4"]
+
+
+def test_heads_that_are_all_alike_make_no_axis_of_rounding_errors():
+    def agreement(weight, seed):
+        return 1.0 - 1e-9 * seed if weight != "0" else 0.05
+
+    runs = [
+        record(weight, seed, 3.0, eval_mtp_agreement=agreement(weight, seed), tokens_per_round=2.0)
+        for weight in ("0", "0.1", "0.3")
+        for seed in range(2)
+    ]
+    figures = drawn(runs)
+    (axes,) = figures["head"].axes
+    assert texts(axes) == []  # the untrained head is no further away than the axis is long
+    (axes,) = figures["drafting"].axes
+    low, high = axes.get_ylim()
+    assert high - low >= 1e-3
 
 
 def test_depths_are_lines_and_with_several_series_panels():

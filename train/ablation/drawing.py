@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from train.ablation.arms import Arm, number
+from train.ablation.categories import Categories, is_crowded, printable
 from train.ablation.statistics import CONFIDENCE, estimate
 from train.curves import COLOURS, STYLES  # first: it says what to install where matplotlib is not
 
@@ -25,8 +25,7 @@ MARKERS = "osD^vPX"
 GREY = "#666666"
 WIDTH = 6.8  # inches: of the text of a page
 PANEL_HEIGHT = 2.5
-_LONGEST = 48  # characters of a label
-_LONGEST_TICK = 22
+_LEAST_SPAN = 1e-3  # of an axis of figures: what is nearer is one
 
 _STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
@@ -43,6 +42,7 @@ _STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.alpha": 0.25,
+    "axes.formatter.useoffset": False,
     "lines.linewidth": 1.2,
     "lines.markersize": 5.0,
     "errorbar.capsize": 3.0,
@@ -70,13 +70,6 @@ def render(figure: Figure, suffix: str) -> bytes:
     return content.getvalue()
 
 
-def printable(text: str, longest: int = _LONGEST) -> str:
-    """A label as it can be drawn: on one line, of no more characters, and shown in a legend."""
-    line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-    line = f" {line}" if line.startswith("_") else line  # matplotlib leaves such out
-    return line if len(line) <= longest else f"{line[: longest - 1]}…"
-
-
 def look(number: int) -> dict[str, Any]:
     """Colour, line style and marker of the number-th line; the first repetition of all three is the 84th."""
     return {
@@ -86,68 +79,13 @@ def look(number: int) -> dict[str, Any]:
     }
 
 
-class Categories(NamedTuple):
-    """The axis: weights and schedules, evenly spaced since 0 has no logarithm. Or, of one schedule, the varied values.
+class Picture(NamedTuple):
+    """A figure, the name of its files, and what it shows, in words."""
 
-    Attributes:
-      ticks: what stands at 0, 1, ..
-      places: by the arm's label.
-      series: the varied settings of each series; the empty string is that of an ablation which varies none.
-      joined: runs of places that a line may join, since they have an order.
-    """
-
+    name: str
     title: str
-    ticks: tuple[str, ...]
-    places: Mapping[str, int]
-    series: tuple[str, ...]
-    joined: tuple[range, ...]
-    divided: float | None
-
-    def in_series(self, arms: Sequence[Arm], series: str) -> list[Arm]:
-        return [arm for arm in arms if len(self.series) == 1 or arm.combination == series]
-
-
-def categories_of(arms: Sequence[Arm]) -> Categories:
-    """Args: arms: in order (`arms_of`)."""
-    schedules = list(dict.fromkeys(arm.schedule for arm in arms))
-    combinations = list(dict.fromkeys(arm.combination for arm in arms))
-    if len(schedules) == 1 and len(combinations) > 1:
-        keys = sorted({key for arm in arms for key, _ in arm.varied})
-        values = {arm.combination: _values(arm, keys) for arm in arms}
-        is_scale = len(keys) == 1 and all(_is_a_number(values[combination][0]) for combination in combinations)
-        return Categories(
-            title=f"{printable(', '.join(keys))} (λ = {printable(schedules[0])})",
-            ticks=tuple(printable(", ".join(values[combination]), _LONGEST_TICK) for combination in combinations),
-            places={arm.label: combinations.index(arm.combination) for arm in arms},
-            series=("",),
-            joined=(range(len(combinations)),) if is_scale else (),
-            divided=None,
-        )
-    constants = sum(any(arm.schedule == schedule and arm.is_constant for arm in arms) for schedule in schedules)
-    return Categories(
-        title="λ, weight of the MTP loss",
-        ticks=tuple(printable(schedule.replace("-then-", " then "), _LONGEST_TICK) for schedule in schedules),
-        places={arm.label: schedules.index(arm.schedule) for arm in arms},
-        series=tuple(combinations),
-        joined=(range(constants),),
-        divided=constants - 0.5 if 0 < constants < len(schedules) else None,
-    )
-
-
-def _values(arm: Arm, keys: Sequence[str]) -> list[str]:
-    return [dict(arm.varied).get(key, "as configured") for key in keys]
-
-
-def _is_a_number(text: str) -> bool:
-    try:
-        return number(float(text)) is not None
-    except ValueError:
-        return False
-
-
-def series_name(series: str) -> str:
-    """In a legend beside other series."""
-    return printable(series) if series else "as configured"
+    caption: str
+    figure: Figure
 
 
 class Line(NamedTuple):
@@ -220,6 +158,9 @@ def draw_lines(axes: Axes, categories: Categories, lines: Sequence[Line], untrai
                 alpha=0.7,
                 zorder=2,
             )
+    low, high = axes.get_ylim()
+    if high - low < _LEAST_SPAN:
+        axes.set_ylim((low + high - _LEAST_SPAN) / 2, (low + high + _LEAST_SPAN) / 2)
     _write_off_scale(axes, categories, lines, off)
     draw_categories(axes, categories)
 
@@ -240,11 +181,6 @@ def draw_categories(axes: Axes, categories: Categories) -> None:
         axes.axvline(categories.divided, color=GREY, linewidth=0.8, linestyle=(0, (1, 3)))
 
 
-def is_crowded(categories: Categories) -> bool:
-    """Whether what stands at the axis of arms has to lean."""
-    return sum(max(map(len, tick.split(" then "))) + 2 for tick in categories.ticks) > 42
-
-
 def _off_scale(lines: Sequence[Line], untrained: Sequence[str]) -> set[str]:
     """Labels among `untrained` whose means would take more than half of the axis for themselves."""
     of_label: dict[str, list[float]] = {}
@@ -255,13 +191,13 @@ def _off_scale(lines: Sequence[Line], untrained: Sequence[str]) -> set[str]:
                 half = mean.half_width or 0.0
                 of_label.setdefault(label, []).extend((mean.mean - half, mean.mean + half))
     others = [value for label, values in of_label.items() if label not in untrained for value in values]
-    if not others:
+    low, high = min(others, default=0.0), max(others, default=0.0)
+    if high - low < _LEAST_SPAN:  # there is nothing to tell apart
         return set()
-    low, high = min(others), max(others)
     return {
         label
         for label, values in of_label.items()
-        if label in untrained and max(low - min(values), max(values) - high) > max(high - low, 1e-12)
+        if label in untrained and max(low - min(values), max(values) - high) > high - low
     }
 
 

@@ -54,4 +54,9 @@ def paired_difference(values: Mapping[int, float], reference: Mapping[int, float
     A seed settles the first weights and the order of the data, so much of what seeds do to both arms alike cancels,
     and the interval is that of the differences, not of either mean.
     """
-    return estimate({seed: values[seed] - reference[seed] for seed in values.keys() & reference.keys()})
+    return estimate(paired(values, reference))
+
+
+def paired(values: Mapping[int, float], reference: Mapping[int, float]) -> dict[int, float]:
+    """value - reference of each seed that both have."""
+    return {seed: values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())}

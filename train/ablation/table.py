@@ -102,7 +102,7 @@ def _set_up(ablation: Ablation) -> list[str]:
                 ("parameters", _range(record.get("parameters") for record in runs)),
                 ("commit", _in_words(record["commit"] or "not known" for record in runs)),
                 *(
-                    (escaped(name), _in_words(as_text(record["versions"].get(name)) for record in runs))
+                    (escaped(name), _in_words(as_text(record["versions"].get(name) or "not known") for record in runs))
                     for name in dict.fromkeys(name for record in runs for name in record["versions"])
                 ),
                 ("held-out loss of a unigram model", _range(record["unigram_loss"] for record in runs)),
