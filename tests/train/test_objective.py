@@ -7,8 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from bent_model import FAMILIES
 
 from configs import PRESETS
+from mtp_jax.hf.parameters import flatten
 from mtp_jax.mtp import MTPModel, init_params
 from train.batch import Batch
 from train.experiment import GRADIENT_MODES, HEAD_LOSSES
@@ -20,23 +22,30 @@ EXPERIMENT = (
     .override([f"vocab_size={VOCAB}", "width=24", "mlp_width=40", "delta_head_k_dim=8", "cross_entropy_chunk=24"])
     .override([f"depths={DEPTHS}", "depth_weights=decay"])
 )
-MODEL = MTPModel(config=EXPERIMENT.model_config(), dtype=jnp.dtype(jnp.float32))
+TINY = "tiny"
+OTHERS = [name for name in FAMILIES if name != "dense hybrid"]
+
+
+@pytest.fixture(scope="module", params=[TINY, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
+def model(request):
+    config = EXPERIMENT.model_config() if request.param == TINY else FAMILIES[request.param]
+    return MTPModel(dataclasses.replace(config, vocab_size=VOCAB), jnp.dtype(jnp.float32))
 
 
 @pytest.fixture(scope="module")
-def params():
+def params(model):
     # Small weights would hide a leak behind a nearly uniform softmax.
-    return jax.tree.map(lambda x: x * 3.0 if x.ndim > 1 else x, init_params(MODEL, jax.random.key(1)))
+    return jax.tree.map(lambda x: x * 3.0 if x.ndim > 1 else x, init_params(model, jax.random.key(1)))
 
 
 @cache
-def _compiled(**settings):
+def _compiled(model, **settings):
     """(params, batch, weight, counts=None) -> report and the gradient of the loss in all parameters."""
     experiment = dataclasses.replace(EXPERIMENT, **settings)
 
     @jax.jit
     def both(params, batch, weight, counts):
-        function = jax.value_and_grad(lambda p: losses(MODEL, p, batch, weight, experiment, counts), has_aux=True)
+        function = jax.value_and_grad(lambda p: losses(model, p, batch, weight, experiment, counts), has_aux=True)
         (loss, report), gradient = function(params)
         return report, gradient, loss
 
@@ -62,6 +71,11 @@ def _batch(tokens, lengths=None, ids=(4, 2, 4)):
 
 def _assert_trees(compare, got, expected):
     jax.tree.map(compare, got, expected)
+
+
+def _apart_from_routing(report):
+    """Experts are chosen for every token, be it a target or not, and their balance is no sum over documents."""
+    return report._replace(balance_loss=0.0, expert_load={})
 
 
 def test_targets_by_place_stop_at_document_ends():
@@ -96,13 +110,14 @@ def test_rows_shorter_than_the_depth(time):
     assert not mask[1:].any()
 
 
-@jax.jit
-def _all_logits(params, tokens, segment_ids):
+@partial(jax.jit, static_argnames="model")
+def _all_logits(model, params, tokens, segment_ids):
     """Of the trunk, and of the head at each depth by its own index: [1 + D T vocab]."""
-    bound = MODEL.bind({"params": params})
+    bound = model.bind({"params": params})
     hidden = bound(tokens, segment_ids)
     chain, _ = bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS)
-    return jnp.stack([bound.logits(x)[0] for x in (hidden, *chain)])
+    outputs = [bound.trunk_output(hidden), *(bound.head_output(own, depth) for depth, own in enumerate(chain, 1))]
+    return jnp.stack([bound.logits(x)[0] for x in outputs])
 
 
 def _log_softmax(logits):
@@ -120,13 +135,13 @@ def _head_loss(name, trunk, head, label):
 
 
 @pytest.mark.parametrize("head_loss", HEAD_LOSSES)
-def test_report_equals_its_definition_token_by_token(params, head_loss):
+def test_report_equals_its_definition_token_by_token(model, params, head_loss):
     """In float64, over three documents with some tokens masked; the depth-d target of index i is token i+d+1."""
     lengths = (9, 1, 11)
     batch = _batch(_tokens(), lengths)
     loss_mask = np.random.default_rng(3).uniform(size=batch.tokens.shape) > 0.3
     batch = batch._replace(loss_mask=loss_mask)
-    logits = np.asarray(_all_logits(params, *map(jnp.asarray, batch[:2])), np.float64)
+    logits = np.asarray(_all_logits(model, params, *map(jnp.asarray, batch[:2])), np.float64)
     document = np.repeat(np.arange(3), lengths)
     tokens = batch.tokens[0]
 
@@ -143,7 +158,7 @@ def test_report_equals_its_definition_token_by_token(params, head_loss):
     _, loss, right, agreeing = (sums / counts[:, None]).T
     weights = np.array([1, 0.6, 0.36]) / 1.96
 
-    report, _, total = _compiled(head_loss=head_loss)(params, batch, 0.7)
+    report, _, total = _compiled(model, head_loss=head_loss)(params, batch, 0.7)
     np.testing.assert_array_equal((report.main_count, *report.mtp_count), counts)
     np.testing.assert_allclose((report.main_loss, *report.depth_losses), loss, rtol=2e-5)
     np.testing.assert_allclose(report.mtp_loss, weights @ loss[1:], rtol=2e-5)
@@ -154,7 +169,7 @@ def test_report_equals_its_definition_token_by_token(params, head_loss):
 
 
 @pytest.mark.parametrize(("head_loss", "gradient_mode"), [("ce", "joint"), ("tv", "joint"), ("kl", "detached")])
-def test_gradients_equal_autodiff_of_the_plain_loss(params, head_loss, gradient_mode):
+def test_gradients_equal_autodiff_of_the_plain_loss(model, params, head_loss, gradient_mode):
     """Through logits of all tokens at once; the trunk's side of kl and tv is given, and so, when detached, is all that
     the MTP term takes from outside the head."""
     batch = _batch(_tokens(), (9, 1, 11))
@@ -171,16 +186,16 @@ def test_gradients_equal_autodiff_of_the_plain_loss(params, head_loss, gradient_
     @jax.jit
     @jax.grad
     def plain(params):
-        bound = MODEL.bind({"params": params})
+        bound = model.bind({"params": params})
         hidden = bound(tokens, segment_ids)
-        main = jax.nn.log_softmax(bound.logits(hidden))
+        main = jax.nn.log_softmax(bound.logits(bound.trunk_output(hidden)))
         total = mean(-at_label(main), 0)
         if gradient_mode == "detached":
             hidden = jax.lax.stop_gradient(hidden)
-            bound = MODEL.bind({"params": jax.lax.stop_gradient(params) | {"mtp": params["mtp"]}})
+            bound = model.bind({"params": jax.lax.stop_gradient(params) | {"mtp": params["mtp"]}})
         given = jax.lax.stop_gradient(main)
         for depth, own in enumerate(bound.mtp_chain(hidden, tokens, segment_ids, DEPTHS)[0], 1):
-            log_q = jnp.roll(jax.nn.log_softmax(bound.logits(own)), depth, axis=1)
+            log_q = jnp.roll(jax.nn.log_softmax(bound.logits(bound.head_output(own, depth))), depth, axis=1)
             if head_loss == "ce":
                 values = -at_label(log_q)
             elif head_loss == "kl":
@@ -190,16 +205,16 @@ def test_gradients_equal_autodiff_of_the_plain_loss(params, head_loss, gradient_
             total += 0.7 * weights[depth - 1] * mean(values, depth)
         return total
 
-    _, got, _ = _compiled(head_loss=head_loss, gradient_mode=gradient_mode)(params, batch, 0.7)
+    _, got, _ = _compiled(model, head_loss=head_loss, gradient_mode=gradient_mode)(params, batch, 0.7)
     _assert_trees(partial(np.testing.assert_allclose, rtol=2e-4, atol=4e-6), got, plain(params))
 
 
-def test_detached_and_head_only_reach_the_head_alone(params):
+def test_detached_and_head_only_reach_the_head_alone(model, params):
     """The MTP term's gradient is that at lambda = 1 less that at 0: exactly nothing outside `mtp`."""
     batch = _batch(_tokens())
 
     def gradient(mode, weight):
-        return _compiled(head_loss="kl", gradient_mode=mode)(params, batch, weight)[1]
+        return _compiled(model, head_loss="kl", gradient_mode=mode)(params, batch, weight)[1]
 
     joint, detached, alone = (gradient(mode, 1.0) for mode in GRADIENT_MODES)
     without = gradient("detached", 0.0)
@@ -207,98 +222,115 @@ def test_detached_and_head_only_reach_the_head_alone(params):
         if name != "mtp":
             _assert_trees(np.testing.assert_array_equal, detached[name], without[name])
             _assert_trees(lambda x, _: np.testing.assert_array_equal(x, 0.0), alone[name], alone[name])
-    # The head's own gradient is the same in all modes, and none of its leaves is without one.
+    # The head's own gradient is the same in all modes, and none of its leaves is without one, but what only chooses.
     same = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6)
     _assert_trees(same, detached["mtp"], joint["mtp"])
     _assert_trees(same, alone["mtp"], joint["mtp"])
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(alone["mtp"]))
+    for path, leaf in flatten(alone["mtp"]).items():
+        assert (np.abs(leaf).max() > 0) != path.endswith("gate/bias"), path
     # In joint training the MTP term does reach the trunk.
     assert np.abs(joint["lm_head"]["kernel"] - without["lm_head"]["kernel"]).max() > 1e-4
 
 
-def test_a_zeroed_output_guesses_uniformly(params):
+def test_a_zeroed_output_guesses_uniformly(model, params):
     """Also the head alone: with its last norm at zero its logits are zero, at every depth."""
-    zeroed = params | {"mtp": params["mtp"] | {"norm": {"scale": -jnp.ones_like(params["mtp"]["norm"]["scale"])}}}
-    report, _, _ = _compiled()(zeroed, _batch(_tokens()), 0.3)
+    nothing = {"scale": jnp.full((model.config.width,), -1.0 if model.config.zero_centred_norms else 0.0)}
+    zeroed = params | {
+        "mtp": {name: nothing if name.startswith("norm") else leaf for name, leaf in params["mtp"].items()}
+    }
+    report, _, _ = _compiled(model)(zeroed, _batch(_tokens()), 0.3)
     np.testing.assert_allclose(report.depth_losses, np.log(VOCAB), rtol=1e-6)
-    assert abs(report.main_loss - np.log(VOCAB)) > 0.1
+    assert abs(report.main_loss - np.log(VOCAB)) > 1e-4
     blank = params | {"lm_head": jax.tree.map(jnp.zeros_like, params["lm_head"])}
-    np.testing.assert_allclose(_compiled()(blank, _batch(_tokens()), 0.3)[0].main_loss, np.log(VOCAB), rtol=1e-6)
+    np.testing.assert_allclose(_compiled(model)(blank, _batch(_tokens()), 0.3)[0].main_loss, np.log(VOCAB), rtol=1e-6)
 
 
 @pytest.mark.parametrize("place", [3, 12])
-def test_a_one_hot_mask_gives_that_tokens_losses(params, place):
+def test_a_one_hot_mask_gives_that_tokens_losses(model, params, place):
     batch = _batch(_tokens())
-    logits = np.asarray(_all_logits(params, *map(jnp.asarray, batch[:2])), np.float64)
+    logits = np.asarray(_all_logits(model, params, *map(jnp.asarray, batch[:2])), np.float64)
     label = batch.tokens[0, place + 1]
     expected = [-_log_softmax(logits[depth, place - depth])[label] for depth in range(DEPTHS + 1)]
     one_hot = np.arange(TIME)[None] == place + 1
-    report, _, _ = _compiled()(params, batch._replace(loss_mask=one_hot), 0.3)
+    report, _, _ = _compiled(model)(params, batch._replace(loss_mask=one_hot), 0.3)
     np.testing.assert_array_equal((report.main_count, *report.mtp_count), 1)
     np.testing.assert_allclose((report.main_loss, *report.depth_losses), expected, rtol=2e-5)
 
 
-def test_a_masked_label_changes_nothing(params):
+def test_a_masked_label_changes_nothing(model, params):
     """A row's last token is a label only, nothing reads it: with it masked, loss and gradients do not know it."""
     batch = _batch(_tokens(), (9, 12))
     masked = batch.loss_mask.copy()
     masked[0, -1] = False
     other = batch.tokens.copy()
     other[0, -1] = (other[0, -1] + 7) % VOCAB
-    one, same = (_compiled()(params, Batch(tokens, batch.segment_ids, masked), 0.7) for tokens in (batch.tokens, other))
-    _assert_trees(np.testing.assert_array_equal, one, same)
-    assert one[0].loss != _compiled()(params, batch, 0.7)[0].loss
+    one, same = (
+        _compiled(model)(params, Batch(tokens, batch.segment_ids, masked), 0.7) for tokens in (batch.tokens, other)
+    )
+    # An expert's gradient adds up in the order in which its tokens come.
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7)
+    _assert_trees(close if model.config.moe else np.testing.assert_array_equal, one[1:], same[1:])
+    _assert_trees(np.testing.assert_array_equal, *map(_apart_from_routing, (one[0], same[0])))
+    assert one[0].loss != _compiled(model)(params, batch, 0.7)[0].loss
 
 
 @pytest.mark.parametrize("head_loss", HEAD_LOSSES)
-def test_nothing_to_learn_is_finite_with_zero_gradient(params, head_loss):
+def test_nothing_to_learn_is_finite_with_zero_gradient(model, params, head_loss):
     """Documents of one token each; all targets masked."""
     lonely = _batch(_tokens(), (1,) * TIME, ids=tuple(range(1, TIME + 1)))
     masked = _batch(_tokens())._replace(loss_mask=np.zeros((1, TIME), bool))
     for batch in (lonely, masked):
-        report, gradient, loss = _compiled(head_loss=head_loss)(params, batch, 0.3)
+        report, gradient, loss = _compiled(model, head_loss=head_loss)(params, batch, 0.3)
         assert loss == 0
-        _assert_trees(lambda x, _: np.testing.assert_array_equal(x, 0.0), (report, gradient), (report, gradient))
+        for leaf in jax.tree.leaves((_apart_from_routing(report), gradient)):
+            np.testing.assert_array_equal(leaf, 0.0)
 
 
 @pytest.mark.parametrize("head_loss", HEAD_LOSSES)
-def test_packed_documents_learn_as_if_alone(params, head_loss):
+def test_packed_documents_learn_as_if_alone(model, params, head_loss):
     """Given the packed row's counts, its documents' own losses, of all depths, and gradients add up to its own."""
     lengths = (7, 5, 9)
     documents = [_tokens(n, seed=n) for n in lengths]
     packed = _batch(np.concatenate(documents, axis=1), lengths)
     counts = count_targets(packed, DEPTHS)
     np.testing.assert_array_equal(counts, [sum(lengths) - 3 * (1 + depth) for depth in range(DEPTHS + 1)])
-    together = _compiled(head_loss=head_loss)(params, packed, 0.7)
-    alone = [_compiled(head_loss=head_loss)(params, _batch(document), 0.7, counts) for document in documents]
+    together = _compiled(model, head_loss=head_loss)(params, packed, 0.7)
+    alone = [_compiled(model, head_loss=head_loss)(params, _batch(document), 0.7, counts) for document in documents]
+    added_up = jax.tree.map(lambda *x: sum(x), *alone)
     _assert_trees(
-        partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5), together, jax.tree.map(lambda *x: sum(x), *alone)
+        partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-5),
+        (_apart_from_routing(together[0]), *together[1:]),
+        (_apart_from_routing(added_up[0]), *added_up[1:]),
     )
+    # The head's counts also the places at a document's end, whose next tokens are the neighbour's.
+    for path, load in together[0].expert_load.items():
+        if path.startswith("trunk"):
+            np.testing.assert_array_equal(load, added_up[0].expert_load[path], err_msg=path)
 
 
-def test_a_neighbour_changes_nothing(params):
+def test_a_neighbour_changes_nothing(model, params):
     """The first document's terms stay when the second one's tokens change, if the second has no targets."""
     lengths, ids = (17, 1, 1, 1, 1), (1, 2, 3, 4, 5)
     first = _tokens()
     changed = first.copy()
     changed[0, 17:] = (first[0, 17:] + 5) % VOCAB
-    one, other = (_compiled()(params, _batch(tokens, lengths, ids), 0.3)[0] for tokens in (first, changed))
+    one, other = (_compiled(model)(params, _batch(tokens, lengths, ids), 0.3)[0] for tokens in (first, changed))
     np.testing.assert_array_equal(one.loss, other.loss)
     np.testing.assert_array_equal(one.mtp_count, [15, 14, 13])
 
 
-def test_as_many_depths_as_the_row_allows_are_finite(params):
+def test_as_many_depths_as_the_row_allows_are_finite(model, params):
     tokens = _tokens(5)
     batch = Batch(tokens, np.ones_like(tokens), np.ones_like(tokens, bool))
     experiment = EXPERIMENT.override(["sequence_length=5", "depths=4"])
-    loss, report = jax.jit(partial(losses, MODEL, experiment=experiment))(params, batch, jnp.asarray(0.3, jnp.float32))
+    loss, report = jax.jit(partial(losses, model, experiment=experiment))(params, batch, jnp.asarray(0.3, jnp.float32))
     np.testing.assert_array_equal(report.mtp_count, [3, 2, 1, 0])
     assert np.isfinite(loss)
     assert report.depth_losses[3] == 0
 
 
-def test_figures_are_named_by_depth(params):
-    report, _, _ = _compiled()(params, _batch(_tokens()), 0.3)
+def test_figures_are_named_by_depth(model, params):
+    report, _, _ = _compiled(model)(params, _batch(_tokens()), 0.3)
     figures = mtp_figures(jax.device_get(report))
     assert list(figures)[:5] == ["mtp_accuracy", "mtp_agreement", "mtp_loss_d1", "mtp_loss_d2", "mtp_loss_d3"]
     assert list(figures)[5:] == ["mtp_accuracy_d2", "mtp_agreement_d2", "mtp_accuracy_d3", "mtp_agreement_d3"]
