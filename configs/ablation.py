@@ -6,7 +6,7 @@ from train.experiment import Experiment
 def ablation() -> Experiment:
     """Four hybrid layers on the standard library's sources, measured at three depths at the end.
 
-    Run: `python scripts/ablate_loss_weight.py --config ablation --workdir runs/ablation`.
+    Run: `python scripts/ablate_loss_weight.py --config ablation --weights 0,0.1,0.3 --seeds 3 --workdir runs/weights`.
     """
     return Experiment(
         steps=500,
