@@ -67,12 +67,11 @@ def save_checkpoint(
         _check_same_model(config, manifest)
     leaves = flatten(params)
     _check_params(leaves, parameter_shapes(config))
-    expected = slots(config, _naming(config, manifest))
     with new_folder(Path(out).resolve()) as folder:
         if manifest is None:
-            _write_new(folder, config, leaves, expected, tokenizer_folder, max_shard_bytes)
+            _write_new(folder, config, leaves, tokenizer_folder, max_shard_bytes)
         else:
-            _write_again(folder, manifest, leaves, expected)
+            _write_again(folder, config, manifest, leaves)
 
 
 def _naming(config: ModelConfig, manifest: Manifest | None) -> Naming:
@@ -108,7 +107,8 @@ def _check_params(leaves: Mapping[str, Any], shapes: Mapping[str, Shape]) -> Non
         raise ValueError("params are not those of config: " + "; ".join(sorted(faults)))
 
 
-def _write_again(folder: Path, manifest: Manifest, leaves: Mapping[str, Any], expected: Mapping[str, Slot]) -> None:
+def _write_again(folder: Path, config: ModelConfig, manifest: Manifest, leaves: Mapping[str, Any]) -> None:
+    expected = slots(config, manifest.naming)
     for file in manifest.files:
         with ExitStack() as stack:
             reader = stack.enter_context(Reader(safe_path(manifest.folder, file.name), file))
@@ -124,15 +124,10 @@ def _write_again(folder: Path, manifest: Manifest, leaves: Mapping[str, Any], ex
         with _create(folder / INDEX) as target:
             target.write(manifest.index)
     _copy_side_files(manifest.folder, folder, list(side_files(manifest.folder)))
-    is_head = manifest.naming.family.is_head
-    if not manifest.head_names:
-        head = {
-            name: (_new_type(name, manifest), slot.shape)
-            for name, slot in expected.items()
-            if is_head(manifest.config, name)
-        }
-        if head:
-            add_head(folder, manifest, head, partial(_write_rounded, leaves, expected))
+    if config.num_mtp_layers and not manifest.head_names:
+        head = head_slots(config, manifest.naming)
+        tensors = {name: (_new_type(name, manifest), slot.shape) for name, slot in head.items()}
+        add_head(folder, manifest, tensors, partial(_write_rounded, leaves, head))
 
 
 def save_head(path: Path | str, config: ModelConfig, params: Mapping[str, Any], manifest: Manifest | None) -> None:
@@ -206,10 +201,10 @@ def _write_new(
     folder: Path,
     config: ModelConfig,
     leaves: Mapping[str, Any],
-    expected: Mapping[str, Slot],
     tokenizer_folder: Path | str | None,
     max_shard_bytes: int,
 ) -> None:
+    expected = slots(config, _naming(config, None))
     shards = _shards(expected, max_shard_bytes)
     weight_map, total = {}, 0
     for number, tensors in enumerate(shards, 1):
