@@ -14,7 +14,7 @@ from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.files import read_json_object
 from mtp_jax.hf.config_json import config_from_json, family_from_json
-from mtp_jax.hf.families import Family, slots
+from mtp_jax.hf.families import Family, Naming, slots
 from mtp_jax.hf.families.blocks import OUTPUT_MATRIX
 from mtp_jax.hf.layouts import write
 from mtp_jax.hf.manifest import CONFIG, Manifest, list_some, owners, raise_faults, read_files, safe_path
@@ -74,6 +74,7 @@ def read_manifest(folder: Path | str, trunk_only: bool = False) -> Manifest:
     found, twice = owners(files)
     config = _with_head(config, family, found, trunk_only)
     naming = family.naming(config, found)
+    _check_size(folder, config, naming, found)
     expected = slots(config, naming)
     others = found.keys() - expected.keys()
     copies = naming.copies(config, others)
@@ -141,6 +142,18 @@ def _with_head(config: ModelConfig, family: Family, names: Collection[str], trun
     if family.head_key is None:
         return replace(config, num_mtp_layers=family.num_head_layers(config, names))
     return config
+
+
+def _check_size(folder: Path, config: ModelConfig, naming: Naming, found: Collection[str]) -> None:
+    """Refuses a config.json that speaks of a far larger model than the files hold, whose every name takes minutes."""
+    single = 0 if naming.fused_trunk or config.moe is None else config.moe.num_experts
+    fewest = config.num_layers + (config.num_layers - config.num_dense_layers) * single
+    if fewest > len(found):
+        experts = f" with {single} experts each" if single else ""
+        raise UserError(
+            f"{folder}: {CONFIG} asks for {config.num_layers} layers{experts}, so for more than {fewest} tensors; the "
+            f"files hold {len(found)}"
+        )
 
 
 def _compare(

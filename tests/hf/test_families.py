@@ -448,6 +448,20 @@ def test_a_number_of_a_layer_that_no_model_has_does_not_fill_the_memory(tmp_path
         load_checkpoint(write(tmp_path, content, config_json(VARIANTS["qwen3-next"])))
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("qwen3.5", {"layer_types": ["full_attention"] * 4096, "num_hidden_layers": 4096}, "4096 layers, so for more"),
+        ("glm-4.5", {"n_routed_experts": 4096}, "3 layers with 4096 experts each, so for more than 8195 tensors; the"),
+    ],
+)
+def test_a_far_larger_model_than_the_files_hold_is_refused_at_once(tmp_path, monkeypatch, name, changes, message):
+    folder = write(tmp_path, tensors(VARIANTS[name]), config_json(VARIANTS[name]) | changes)
+    monkeypatch.setattr("mtp_jax.hf.load.slots", None)  # what takes minutes
+    with pytest.raises(UserError, match=rf"config\.json asks for {message}.* files hold \d+$"):
+        load_checkpoint(folder)
+
+
 def test_experts_may_be_fused_in_every_layer_or_in_none(tmp_path):
     variant = VARIANTS["qwen3-next"]
     content = tensors(variant)
