@@ -130,7 +130,7 @@ REFUSED = {
 )
 def test_numbers_that_no_model_has_are_refused(key, text):
     values = {**without(TEXT, "layer_types"), key: json.loads(text)}
-    with pytest.raises(UserError, match=f"c.json: .*{'mlp_width' if key == 'intermediate_size' else key[-8:]}"):
+    with pytest.raises(UserError, match=f"c.json: {key} must be"):
         config_from_json(values, "c.json")
 
 
@@ -139,9 +139,7 @@ def test_what_is_not_built_is_refused_by_name(key):
     values = {**TEXT, key: REFUSED[key]}
     if key == "full_attention_interval":
         values = without(values, "layer_types")
-    # Our own checks on construction use our own words for widths and heads.
-    ours = {"num_attention_heads": "num_heads", "linear_num_value_heads": "num_v_heads", "hidden_size": "width"}
-    with pytest.raises(UserError, match=rf"c\.json: .*{ours.get(key, key)}"):
+    with pytest.raises(UserError, match=rf"c\.json: .*{key}"):
         config_from_json(values, "c.json")
 
 

@@ -198,15 +198,6 @@ REFUSED = {
         "num_experts_per_tok": 5,
     },
 }
-# Our own checks on construction use our own words.
-OURS = {
-    "num_attention_heads": "num_heads",
-    "linear_num_value_heads": "num_v_heads",
-    "num_experts": "num_experts",
-    "n_shared_experts": "shared_width",
-    "routed_scaling_factor": "scaling",
-    "num_experts_per_tok": "num_experts_per_tok|experts_per_token",
-}
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name in REFUSED for key in REFUSED[name]])
@@ -214,8 +205,38 @@ def test_what_is_not_built_is_refused_by_name(name, key):
     changes = {key: REFUSED[name][key]}
     if key == "full_attention_interval":
         changes["layer_types"] = None
-    with pytest.raises(UserError, match=rf"c\.json: .*({OURS.get(key, key)})"):
+    with pytest.raises(UserError, match=rf"c\.json: .*{key}"):
         read(name, **changes)
+
+
+BROKEN = (-1, 0, 7, 2**31, 10**40, 1.5, 1e-300, 1e300, float("nan"), True, "x", [], {})
+
+
+@each
+def test_whatever_is_wrong_with_a_key_is_told_by_its_name(name):
+    text = CONFIGS[name].get("text_config", CONFIGS[name])
+    for key in text.keys() - {"model_type"}:
+        for value in BROKEN:
+            try:
+                read(name, **{key: value})
+            except UserError as error:
+                told = "layer_types" if key == "full_attention_interval" else key  # which they then say of GLM
+                assert told in str(error) or key in str(error), (key, value)  # noqa: PT017
+
+
+@each
+@pytest.mark.parametrize("key", ["rms_norm_eps", "rope_theta"])
+@pytest.mark.parametrize("value", [0, -1, 1e-300, 1e300, 10**40])
+def test_a_number_that_float32_cannot_hold_is_refused(name, key, value):
+    nested = {**changed(name).get("text_config", changed(name)).get("rope_parameters", {}), key: value}
+    changes = {"rope_parameters": nested} if key == "rope_theta" else {key: value}
+    with pytest.raises(UserError, match=f"{key} must be a positive number that float32 holds, got"):
+        read(name, **changes)
+
+
+def test_a_group_of_one_expert_is_refused_by_name():
+    with pytest.raises(UserError, match="n_group must leave a group 2 of n_routed_experts 8 or more, got 8"):
+        read("glm4_moe", n_group=8)
 
 
 def test_groups_that_do_not_divide_the_experts_are_named():

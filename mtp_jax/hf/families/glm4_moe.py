@@ -21,6 +21,7 @@ def _read(keys: Keys) -> ModelConfig:
     layer_types = read.layer_types(keys, default_interval=1)
     if LayerType.LINEAR in layer_types:
         raise keys.error(f"layer_types: only '{LayerType.FULL}' is supported, got '{LayerType.LINEAR}'")
+    counted = keys.integer("first_k_dense_replace", 1, at_least=0)
     return ModelConfig(
         **read.common(keys),
         mlp_width=keys.integer("intermediate_size"),
@@ -33,10 +34,10 @@ def _read(keys: Keys) -> ModelConfig:
             bias=keys.flag("attention_bias", False),
         ),
         delta=None,
-        num_mtp_layers=keys.integer(_HEAD_KEY, 0, at_most=read.MAX_HEAD_LAYERS),
+        num_mtp_layers=keys.integer(_HEAD_KEY, 0, at_least=0, at_most=read.MAX_HEAD_LAYERS),
         moe=_experts(keys),
         # The published key may count more layers than there are: then all are dense.
-        num_dense_layers=min(num_layers, read.num_dense_layers(keys, keys.integer("first_k_dense_replace", 1))),
+        num_dense_layers=min(num_layers, read.num_dense_layers(keys, counted)),
         zero_centred_norms=False,
         mtp_layers_share=False,
     )
@@ -45,15 +46,19 @@ def _read(keys: Keys) -> ModelConfig:
 def _experts(keys: Keys) -> MoEConfig:
     num_experts = keys.integer("n_routed_experts", at_most=read.MAX_EXPERTS)
     num_groups = keys.integer("n_group", 1)
-    if num_groups == 0 or num_experts % num_groups:
+    if num_experts % num_groups:
         raise keys.error(f"n_group must divide n_routed_experts {num_experts}, got {num_groups}")
+    if num_experts == num_groups > 1:
+        raise keys.error(f"n_group must leave a group 2 of n_routed_experts {num_experts} or more, got {num_groups}")
     groups_per_token = keys.integer("topk_group", 1)
-    if not 0 < groups_per_token <= num_groups:
-        raise keys.error(f"topk_group must be between 1 and n_group {num_groups}, got {groups_per_token}")
+    if groups_per_token > num_groups:
+        raise keys.error(f"topk_group must be at most n_group {num_groups}, got {groups_per_token}")
+    # A token's experts are of so many groups.
+    most = groups_per_token * num_experts // num_groups
     expert_width = keys.integer("moe_intermediate_size")
     return MoEConfig(
         num_experts=num_experts,
-        experts_per_token=keys.integer("num_experts_per_tok"),
+        experts_per_token=keys.integer("num_experts_per_tok", at_most=most),
         expert_width=expert_width,
         shared_width=keys.integer("n_shared_experts", 1) * expert_width,
         shared_gate=False,

@@ -4,10 +4,11 @@ Everything that changes the computation is either built or refused by name; noth
 format itself leaves out: values that the published configs never change (the defaults given where a key is read).
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from mtp_jax.config import AttentionConfig, DeltaNetConfig, HeadReads, LayerType, interleaved
 from mtp_jax.errors import UserError
@@ -19,6 +20,8 @@ MAX_HEAD_LAYERS = 64
 
 HEAD_READS = "mtp_head_reads"
 """Not a published key: which hidden state the head reads, where that is not the one after the norm."""
+
+_LEAST, _MOST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 # What no family here may ask for: the values with which a key means what is built. Absent or null is always one.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
@@ -55,18 +58,25 @@ class Keys:
             raise self.error(f"{key} must be {expected}, got {value!r}")
         return value
 
-    def integer(self, key: str, default: int | None = None, at_most: int = MAX_INTEGER) -> int:
+    def integer(self, key: str, default: int | None = None, at_least: int = 1, at_most: int = MAX_INTEGER) -> int:
         """A count."""
         value = self.get(key, int, default)
-        if not 0 <= value <= at_most:
-            raise self.error(f"{key} must be between 0 and {at_most}, got {value}")
+        if not at_least <= value <= at_most:
+            raise self.error(f"{key} must be between {at_least} and {at_most}, got {value}")
+        return value
+
+    def multiple(self, key: str, of: str) -> int:
+        """A count that another one divides."""
+        value, divisor = self.integer(key), self.integer(of)
+        if value % divisor:
+            raise self.error(f"{key} must be a multiple of {of} {divisor}, got {value}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number."""
+        """A number above 0. It is computed with in float32, where it must be neither 0 nor infinite."""
         value = self.get(key, (int, float), default)
-        if not abs(value) < math.inf:  # JSON as Python reads it may hold NaN and Infinity
-            raise self.error(f"{key} must be a finite number, got {value}")
+        if not _LEAST <= value <= _MOST:  # JSON as Python reads it may also hold NaN
+            raise self.error(f"{key} must be a positive number that float32 holds, got {value}")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -108,11 +118,17 @@ def attention(keys: Keys, rotary_factor: float, **kind: bool) -> AttentionConfig
     """
     head_dim = keys.integer("head_dim")
     theta, factor = _rotary(keys, rotary_factor)
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim % 2:
+        raise keys.error(
+            f"partial_rotary_factor must leave an even number of head_dim {head_dim} channels, got {factor}, "
+            f"which leaves {rotary_dim}"
+        )
     return AttentionConfig(
-        num_heads=keys.integer("num_attention_heads"),
+        num_heads=keys.multiple("num_attention_heads", "num_key_value_heads"),
         num_kv_heads=keys.integer("num_key_value_heads"),
         head_dim=head_dim,
-        rotary_dim=int(head_dim * factor),
+        rotary_dim=rotary_dim,
         rope_theta=theta,
         **kind,
     )
@@ -121,7 +137,7 @@ def attention(keys: Keys, rotary_factor: float, **kind: bool) -> AttentionConfig
 def delta_net(keys: Keys) -> DeltaNetConfig:
     """Gated DeltaNet."""
     return DeltaNetConfig(
-        num_v_heads=keys.integer("linear_num_value_heads"),
+        num_v_heads=keys.multiple("linear_num_value_heads", "linear_num_key_heads"),
         num_k_heads=keys.integer("linear_num_key_heads"),
         head_k_dim=keys.integer("linear_key_head_dim"),
         head_v_dim=keys.integer("linear_value_head_dim"),
@@ -135,10 +151,7 @@ def layer_types(keys: Keys, default_interval: int | None = None) -> tuple[LayerT
     if keys.values.get("layer_types") is None:
         if default_interval is None and keys.values.get("full_attention_interval") is None:
             raise keys.error("layer_types or full_attention_interval is missing")
-        interval = keys.integer("full_attention_interval", default_interval)
-        if interval == 0:
-            raise keys.error("full_attention_interval must be positive, got 0")
-        return interleaved(num_layers, interval)
+        return interleaved(num_layers, keys.integer("full_attention_interval", default_interval))
     return tuple(map(LayerType, _one_a_layer(keys, "layer_types", num_layers, [str(kind) for kind in LayerType])))
 
 
@@ -179,6 +192,6 @@ def _rotary(keys: Keys, default_factor: float) -> tuple[float, float]:
         raise keys.error("rope_theta is missing, in rope_parameters or beside it; none is assumed")
     theta = both.number("rope_theta")
     factor = both.number("partial_rotary_factor", default_factor)
-    if not 0 < factor <= 1:
-        raise keys.error(f"partial_rotary_factor must be in (0, 1], got {factor}")
+    if factor > 1:
+        raise keys.error(f"partial_rotary_factor must be at most 1, got {factor}")
     return theta, factor

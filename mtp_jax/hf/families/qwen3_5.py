@@ -44,9 +44,10 @@ def qwen_experts(keys: Keys, normalise: bool) -> MoEConfig:
     keys.only({"mlp_only_layers": ([],), "decoder_sparse_step": (1,)})
     if dense := read.num_dense_layers(keys, 0):
         raise keys.error(f"mlp_layer_types: only 'sparse' is supported, got {dense} dense layers")
+    num_experts = keys.integer("num_experts", at_most=read.MAX_EXPERTS)
     return MoEConfig(
-        num_experts=keys.integer("num_experts", at_most=read.MAX_EXPERTS),
-        experts_per_token=keys.integer("num_experts_per_tok"),
+        num_experts=num_experts,
+        experts_per_token=keys.integer("num_experts_per_tok", at_most=num_experts),
         expert_width=keys.integer("moe_intermediate_size"),
         shared_width=keys.integer("shared_expert_intermediate_size"),
         normalise=normalise,
@@ -80,7 +81,7 @@ def head_layer(_config: ModelConfig, name: str) -> int | None:
 
 
 def _num_mtp_layers(keys: Keys) -> int:
-    return keys.integer(_HEAD_KEY, 0, at_most=read.MAX_HEAD_LAYERS)
+    return keys.integer(_HEAD_KEY, 0, at_least=0, at_most=read.MAX_HEAD_LAYERS)
 
 
 def _dense(keys: Keys) -> ModelConfig:
