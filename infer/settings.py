@@ -101,7 +101,8 @@ class Settings:
         if drafts and not config.num_mtp_layers:
             raise UserError(
                 f"drafting {drafts} tokens needs the MTP head, and this model was loaded without one: load a "
-                "checkpoint that has mtp.* tensors, not --trunk-only, or decode plainly with --num-draft-tokens 0"
+                "checkpoint that has it (scripts/graft_head.py puts back one that was lost), not --trunk-only, or "
+                "decode plainly with --num-draft-tokens 0"
             )
         if drafts == "auto" and self.sampling.verifier == "rejection":
             raise UserError(

@@ -525,7 +525,17 @@ def sampling_from(args: argparse.Namespace) -> "Sampling":
 def check_settings(
     settings: "Settings", config: "ModelConfig", tokenizer: "Tokenizer | None", end_ids: Iterable[int]
 ) -> None:
-    """Refuses what contradicts itself, the model or its vocabulary, by the names of flags."""
+    """Refuses what contradicts itself, the model or its vocabulary, by the names of flags.
+
+    Where drafts are left to the default and there is no head to make any, says so on stderr: a checkpoint that another
+    tool took the head from would only be slow.
+    """
+    if settings.num_draft_tokens is None and not config.num_mtp_layers:
+        print(
+            "note: this checkpoint has no MTP head, so text is decoded plainly; scripts/graft_head.py puts back one "
+            "that was lost, --num-draft-tokens 0 says that there is none on purpose",
+            file=sys.stderr,
+        )
     try:
         settings.check(config)
         settings.rule(config, tokenizer, end_ids)

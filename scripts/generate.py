@@ -71,7 +71,7 @@ def _checked(args: argparse.Namespace, folder: Path) -> "tuple[list[Request], Se
     if args.draft_vocab is not None:
         vocabulary = load_draft_vocabulary(args.draft_vocab, folder, config.vocab_size, ends).tolist()
     settings = Settings(
-        num_draft_tokens=args.num_draft_tokens,
+        num_draft_tokens=0 if args.trunk_only else args.num_draft_tokens,
         sampling=_cli.sampling_from(args),
         ignore_eos=args.ignore_eos,
         # The report shows how probable tokens were.

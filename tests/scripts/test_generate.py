@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from documented import KEYS
+from random_checkpoint import NEXT, Variant, write_variant
 
 from mtp_jax.text import Tokenizer
 
@@ -68,6 +69,21 @@ def test_the_trunk_alone_decodes_plainly(call, checkpoint):
     status, _, err = call("generate", *flags, "--num-draft-tokens", 2)
     assert status == 2
     assert "--trunk-only leaves out the head that --num-draft-tokens 2 drafts with" in err
+
+
+def test_a_head_that_was_lost_is_missed(call, tmp_path):
+    # Qwen3-Next's config does not say that there should be one.
+    folder = write_variant(tmp_path, Variant("next", 1, False, family=NEXT, head=False))
+    flags = ("--checkpoint", folder, "--prompt-ids", "1,2", "--max-new-tokens", 2, "--json")
+    status, out, err = call("generate", *flags)
+    assert (status, json.loads(out)["drafted"]) == (0, 0)
+    assert re.fullmatch(r"note: this checkpoint has no MTP head, .*graft_head\.py.*\n", err)
+    for flag in (["--num-draft-tokens", 0], ["--trunk-only"]):
+        assert call("generate", *flags, *flag)[::2] == (0, "")
+    status, _, err = call("generate", *flags, "--num-draft-tokens", 2)
+    assert status == 2
+    assert "drafting 2 tokens needs the MTP head" in err
+    assert "graft_head.py" in err
 
 
 def test_a_question_is_put_into_the_chat_template(call, checkpoint, tmp_path):
