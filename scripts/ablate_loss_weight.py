@@ -42,9 +42,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workdir", required=True, type=_cli.path, metavar="DIR", help="the grid's folder; made if need be"
     )
-    parser.add_argument(
-        "--weights", default="", metavar="W,W", help="weights of the MTP loss, each held constant: 0,0.1,0.3"
-    )
+    parser.add_argument("--weights", metavar="W,W", help="weights of the MTP loss, each held constant: 0,0.1,0.3")
     parser.add_argument(
         "--schedules",
         default="constant",
@@ -85,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise UserError("--set seed: the grid sets it, from 0; see --seeds")
     preset = dataclasses.replace(PRESETS[args.config](), keep_checkpoints=1)
     base = _cli.experiment_from(preset, args)
-    weights, schedules = parse_weights(args.weights), parse_schedules(args.schedules)
+    weights, schedules = parse_weights(args.weights or ""), parse_schedules(args.schedules)
     runs = grid(base, weights, schedules, parse_vary(args.vary), args.seeds)
 
     from train.ablation.records import GridFolder

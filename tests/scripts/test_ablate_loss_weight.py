@@ -83,7 +83,7 @@ def until_rows(tmp_path):
 def test_a_grid_that_is_interrupted_and_killed_goes_on(start, arguments, until_rows, tmp_path):
     """Ctrl-C in the first run, SIGKILL of the parent in the second: neither leaves a process, nothing is repeated."""
     folder = tmp_path / "grid"
-    command = ["ablate_loss_weight", *arguments, "steps=300", "checkpoint_every=200", "--weights", "0.3,0"]
+    command = ["ablate_loss_weight", *arguments, "steps=200", "checkpoint_every=150", "--weights", "0.3,0"]
 
     process = start(*command, stderr=subprocess.PIPE, start_new_session=True)
     until_rows(process, "0.3-seed0", 20)
@@ -92,7 +92,7 @@ def test_a_grid_that_is_interrupted_and_killed_goes_on(start, arguments, until_r
     assert process.returncode == 130, err
     assert "stopping: 0.3-seed0; the same command continues" in err
     (saved,) = (int(path.name) for path in (folder / "runs" / "0.3-seed0" / "checkpoints").iterdir())
-    assert 20 <= saved < 200
+    assert 20 <= saved < 150
     assert not (folder / "records.jsonl").exists()
 
     process = start(*command, stderr=subprocess.DEVNULL)
@@ -103,7 +103,7 @@ def test_a_grid_that_is_interrupted_and_killed_goes_on(start, arguments, until_r
     assert first["name"] == "0.3-seed0"
     log = (folder / "runs" / "0.3-seed0.log").read_bytes()
     assert f"continuing from step {saved}".encode() in log
-    assert [row["step"] for row in _rows(folder, "0.3-seed0")] == list(range(1, 301))
+    assert [row["step"] for row in _rows(folder, "0.3-seed0")] == list(range(1, 201))
 
     # At once: what the killed parent left is still saving its checkpoint.
     process = start(*command, "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -148,6 +148,7 @@ def test_a_dry_run_lists_the_runs_and_writes_nothing(call, arguments, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ([], "--weights: expected one or more, or a schedule"),
         (["--weights", "-1"], "--weights: expected finite numbers, none negative, got '-1'"),
         (["--weights", "0", "--seeds", "0"], "--seeds: expected an integer that is at least 1"),
         (["--weights", "0", "--processes", "0"], "--processes: expected an integer that is at least 1"),
