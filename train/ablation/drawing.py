@@ -246,10 +246,10 @@ def add_legend(figure: Figure, handles: Mapping[str, Artist], title: str | None 
     """Makes the figure higher and names what is in it below the panels, in one row if there is room."""
     if not handles:
         return
-    room = int(WIDTH * 15)  # characters, the sign before a name taken as 7
+    room = WIDTH * 72 / 8.5 - 2  # ems of its font; a name's characters take about half of one, its sign and gaps 5
     columns = len(handles)
-    if sum(len(name) + 7 for name in handles) > room:
-        columns = max(1, room // (max(map(len, handles)) + 7))
+    if sum(5 + 0.56 * len(name) for name in handles) > room:
+        columns = max(1, int(room / (5 + 0.56 * max(map(len, handles)))))
     figure.set_figheight(figure.get_figheight() + 0.2 * (-(-len(handles) // columns) + (title is not None)))
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns, title=title)
 

@@ -69,7 +69,8 @@ def _main_loss(ablation: Ablation, references: References) -> Picture:
     panels = [_Panel("Held-out main loss", "nats a token", lines)]
     if len(ablation.arms) > 1:
         label = printable(references.trunk.label)
-        panels.append(_Panel(fill(f"Difference to λ = {label}, same seed", 38), "nats a token", less))
+        title = fill(f"Difference to λ = {label},", 38)
+        panels.append(_Panel(f"{title}{chr(10) if len(title) > 26 else ' '}same seed", "nats a token", less))
     figure = _draw(ablation, categories, panels)
     for axes in figure.axes[1:]:
         axes.axhline(0, color=GREY, linewidth=0.8)

@@ -13,12 +13,12 @@ _FAR = 20  # from where on a line leads from the point to its name
 
 
 def place_labels(
-    axes: Axes, labels: Sequence[tuple[str, float, float]], bars: Sequence[tuple[float, float, float, float]]
+    axes: Axes, labels: Sequence[tuple[str, float, float, str]], bars: Sequence[tuple[float, float, float, float]]
 ) -> list[Annotation]:
     """Writes each text near its point: within the axes, over no other text or point, and over few bars.
 
     Args:
-      labels: text, x, y.
+      labels: text, x, y, colour.
       bars: left, bottom, right and top of the lines that better stay free.
     """
     figure = axes.figure
@@ -26,12 +26,14 @@ def place_labels(
     figure.draw_without_rendering()  # settles where the axes are
     scale = figure.dpi / 72
     inside = axes.get_window_extent()
-    dots = [(float(left), float(bottom)) for left, bottom in (axes.transData.transform((x, y)) for _, x, y in labels)]
+    dots = [
+        (float(left), float(bottom)) for left, bottom in (axes.transData.transform((x, y)) for _, x, y, _ in labels)
+    ]
     points = [Bbox.from_bounds(x - 4 * scale, y - 4 * scale, 8 * scale, 8 * scale) for x, y in dots]
     lines = [Bbox(axes.transData.transform([(left, bottom), (right, top)])) for left, bottom, right, top in bars]
     taken: list[Bbox] = []
     written = []
-    for (text, x, y), (dot_x, dot_y) in zip(labels, dots, strict=True):
+    for (text, x, y, colour), (dot_x, dot_y) in zip(labels, dots, strict=True):
         note = axes.annotate(
             text,
             (x, y),
@@ -40,6 +42,7 @@ def place_labels(
             horizontalalignment="center",
             verticalalignment="center",
             fontsize=8.5,
+            color=colour,
             zorder=5,
             arrowprops={"arrowstyle": "-", "color": "#666666", "linewidth": 0.6, "shrinkA": 0, "shrinkB": 3},
         )

@@ -68,7 +68,7 @@ def loss_curves(ablation: Ablation) -> Picture | None:
         axes.set_ylabel(unit)
     handles: dict[str, Artist] = {tick: Line(tick, place, {}).handle() for place, tick in enumerate(categories.ticks)}
     if any(arm.switch_tokens for arm in ablation.arms):
-        handles["a schedule's next weight"] = Line2D([], [], color=GREY, linewidth=1.0, linestyle=_SWITCH)
+        handles["next weight"] = Line2D([], [], color=GREY, linewidth=1.0, linestyle=_SWITCH)
     add_legend(figure, handles, categories.title)
     return Picture(
         "curves",

@@ -19,7 +19,7 @@ from train.ablation.statistics import CONFIDENCE, estimate, paired
 # isort: split
 from matplotlib.axes import Axes
 
-_Label = tuple[str, float, float]  # text, x, y
+_Label = tuple[str, float, float, str]  # text, x, y, colour
 _Bar = tuple[float, float, float, float]  # left, bottom, right, top
 
 
@@ -82,9 +82,10 @@ def _draw_arms(
                 zorder=3,
                 label=arm.label,
             )
-            # The legend says the rest where there are several series.
-            several = len(categories.series) > 1
-            texts.append((printable(arm.schedule if several else arm.label), x.mean, y.mean))
+            if len(categories.series) > 1:  # colour and legend say the rest
+                texts.append((printable(arm.schedule), x.mean, y.mean, drawn["color"]))
+            else:
+                texts.append((printable(arm.label), x.mean, y.mean, "black"))
             bars += [(x.mean - across, y.mean, x.mean + across, y.mean), (x.mean, y.mean - up, x.mean, y.mean + up)]
             if any(categories.places[arm.label] in places for places in categories.joined):
                 joined.append((x.mean, y.mean))
