@@ -18,7 +18,8 @@ def record(
         {"step": 1, "tokens": 500, "main_loss": loss + 1, "mtp_loss": loss + 2, "mtp_weight": weights[0]},
         {"step": 4, "tokens": 2000, "main_loss": loss, "mtp_loss": loss + 1, "mtp_weight": weights[-1]},
     ]
-    rows[1] |= {"eval_main_loss": loss, "eval_mtp_loss": loss + 1}
+    for row, more in zip(rows, (0.5, 0.0), strict=True):
+        row |= {"eval_main_loss": loss + more, "eval_mtp_loss": loss + 1 + more}
     return {
         "name": f"{label.replace(' ', '-')}-seed{seed}",
         "label": label,

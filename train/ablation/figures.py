@@ -38,11 +38,12 @@ from matplotlib.figure import Figure
 
 
 class _Panel(NamedTuple):
-    """`whole`: the axis is a whole one of shares, 0 to 1, and nothing lies off it."""
+    """`of_head`: figures of the head, off the axis where it was never trained. `whole`: 0 to 1 is on the axis."""
 
     title: str
     unit: str
     lines: list[Line]
+    of_head: bool = True
     whole: bool = False
 
 
@@ -66,11 +67,13 @@ def _main_loss(ablation: Ablation, references: References) -> Picture:
     less = [
         line._replace(values={label: paired(values, base) for label, values in line.values.items()}) for line in lines
     ]
-    panels = [_Panel("Held-out main loss", "nats a token", lines)]
+    panels = [_Panel("Held-out main loss", "nats a token", lines, of_head=False)]
     if len(ablation.arms) > 1:
         label = printable(references.trunk.label)
         title = fill(f"Difference to λ = {label},", 38)
-        panels.append(_Panel(f"{title}{chr(10) if len(title) > 26 else ' '}same seed", "nats a token", less))
+        panels.append(
+            _Panel(f"{title}{chr(10) if len(title) > 26 else ' '}same seed", "nats a token", less, of_head=False)
+        )
     figure = _draw(ablation, categories, panels)
     for axes in figure.axes[1:]:
         axes.axhline(0, color=GREY, linewidth=0.8)
@@ -165,10 +168,10 @@ def _draw(ablation: Ablation, categories: Categories, panels: Sequence[_Panel]) 
     for axes, panel in zip(grid, panels, strict=True):
         axes.set_title(panel.title, loc="left")
         axes.set_ylabel(panel.unit)
-        draw_lines(axes, categories, panel.lines, () if panel.whole else untrained)
-        if panel.whole:
+        draw_lines(axes, categories, panel.lines, untrained if panel.of_head and not panel.whole else ())
+        if panel.unit.startswith("share"):  # Student's intervals know nothing of 0 and 1
             low, high = axes.get_ylim()
-            axes.set_ylim(min(low, -0.03), max(high, 1.03))
+            axes.set_ylim(-0.03 if panel.whole else max(low, -0.03), 1.03 if panel.whole else min(high, 1.03))
         handles |= {line.name: line.handle() for line in panel.lines if line.name}
     several = any(len(values) > 1 for panel in panels for line in panel.lines for values in line.values.values())
     add_legend(figure, {**handles, **seed_handles(several)})

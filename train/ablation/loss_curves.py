@@ -38,15 +38,16 @@ def loss_curves(ablation: Ablation) -> Picture | None:
         for title, figure in wanted:
             unit = MAIN_LOSS.unit if "main" in figure else head_loss_unit(arms)
             curves = {arm.label: curve for arm in arms if (curve := mean_curve(arm, figure))}
-            if curves and unit is not None:
+            if unit is not None and any(len(curve) > 1 for curve in curves.values()):  # a point is no curve
                 named = f"{title}, {series_name(series)}" if len(categories.series) > 1 else title
-                panels.append((named, unit, arms, curves))
+                untrained = [] if "main" in figure else [arm.label for arm in arms if not any(arm.weights)]
+                panels.append((named, unit, arms, curves, untrained))
     if not panels:
         return None
     most = max(arm.runs[seed]["tokens"] for arm in ablation.arms for seed in arm.runs)
     scale, word = (1e6, "million tokens seen") if most >= 1e6 else (1e3, "thousand tokens seen")
     figure, grid = panels_figure(len(panels), categories)
-    for axes, (title, unit, arms, curves) in zip(grid, panels, strict=True):
+    for axes, (title, unit, arms, curves, untrained) in zip(grid, panels, strict=True):
         axes.set_title(title, loc="left")
         for arm in arms:
             drawn = look(categories.places[arm.label])  # by the weight: the same in every series
@@ -63,7 +64,7 @@ def loss_curves(ablation: Ablation) -> Picture | None:
                     markevery=max(1, len(tokens) // 6),
                     label=arm.label,
                 )
-        _show_late(axes, [arm.label for arm in arms if not any(arm.weights)], curves)
+        _show_late(axes, untrained, curves)
         axes.set_xlabel(word)
         axes.set_ylabel(unit)
     handles: dict[str, Artist] = {tick: Line(tick, place, {}).handle() for place, tick in enumerate(categories.ticks)}

@@ -91,6 +91,32 @@ def test_control_is_drawn_with_acceptance_and_an_untrained_head_apart(small):
     assert texts(small["head"].axes[0]) == ["↑", "4"]
 
 
+def test_only_figures_of_the_head_are_written_at_the_edge():
+    runs = [record(weight, 0, loss, eval_mtp_loss=loss) for weight, loss in (("0", 5.0), ("0.1", 3.0), ("0.3", 3.01))]
+    figures = drawn(runs)
+    assert [texts(axes) for axes in figures["main_loss"].axes] == [[], []]
+    assert texts(figures["head"].axes[0]) == ["↑", "5"]
+    main, main_held_out, _, head_held_out = figures["curves"].axes
+    assert [texts(main), texts(main_held_out), texts(head_held_out)] == [[], [], ["0: 6 ↑"]]
+
+
+def test_axes_of_shares_end_where_shares_do():
+    runs = [
+        record(weight, seed, 3.0, eval_mtp_agreement=0.1 + 0.8 * seed) for weight in ("0.1", "0.3") for seed in (0, 1)
+    ]
+    (axes,) = drawn(runs)["head"].axes
+    assert next(iter(points(axes).values()))[0][2] == pytest.approx(12.706 * 0.4, rel=1e-4)
+    assert axes.get_ylim() == (-0.03, 1.03)
+
+
+def test_one_evaluation_is_no_curve():
+    runs = [record(weight, 0, 3.0) for weight in ("0.1", "0.3")]
+    for run in runs:
+        del run["rows"][0]["eval_main_loss"], run["rows"][0]["eval_mtp_loss"]
+    titles = [axes.get_title(loc="left") for axes in drawn(runs)["curves"].axes]
+    assert titles == ["Main loss in training", "Head loss in training"]
+
+
 def test_heads_that_are_all_alike_make_no_axis_of_rounding_errors():
     def agreement(weight, seed):
         return 1.0 - 1e-9 * seed if weight != "0" else 0.05
@@ -193,7 +219,7 @@ def test_curves_are_means_over_seeds_with_switch_points(small):
         "Head loss on held-out text",
     ]
     assert "next weight" in texts_of_legend(small["curves"])
-    assert list(held_out.lines[0].get_xdata()) == [2.0]
+    assert list(held_out.lines[0].get_ydata()) == pytest.approx([3.7, 3.2])
 
 
 def texts_of_legend(figure):
