@@ -17,6 +17,12 @@ class Documents(NamedTuple):
     position: Int[Array, "B T"]  # tokens since the document's start
     counted: Bool[Array, "B T"]  # in what is said of all tokens together; padding is not
 
+    def reaching(self, depth: int) -> "Documents":
+        """Of the counted tokens, counts only those that have one in their document so many places further on."""
+        num_tokens = self.number.shape[1]
+        ahead = jnp.pad(self.number[:, depth:], ((0, 0), (0, min(depth, num_tokens))), constant_values=-1)
+        return self._replace(counted=self.counted & (ahead == self.number))
+
 
 def documents(segment_ids: Int[Array, "B T"], counted: Bool[Array, "B T"] | None = None) -> Documents:
     """Numbers the documents of each row and the tokens within them; every change of id starts a document.

@@ -70,7 +70,8 @@ class MTPHead(nn.Module):
         outputs = []
         for depth, next_embedded in enumerate(embedded, 1):
             k = self.layer_at(depth)
-            x, states[k], routing = self.layers[k].chain(self._fuse(k, hidden, next_embedded), docs, states[k])
+            fused = self._fuse(k, hidden, next_embedded)
+            x, states[k], routing = self.layers[k].chain(fused, docs.reaching(depth), states[k])
             before = routings[k]
             routings[k] = routing if before is None else jax.tree.map(jnp.add, before, routing)
             hidden = self._of(self.norms, k).hidden(x)
@@ -238,7 +239,8 @@ class MTPModel(nn.Module):
         follows token t. Entries whose tokens t+1 .. t+d are not all of t's document mean nothing.
 
         Returns:
-          hidden states by depth, and how each of the head's layers spread the counted tokens over its experts.
+          hidden states by depth, and how each of the head's layers spread the counted tokens over its experts, at each
+          depth without the entries that mean nothing.
         """
         embedded = self.embed(tokens)
         ahead = [

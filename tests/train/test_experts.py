@@ -43,6 +43,7 @@ def batch():
     tokens = np.random.default_rng(0).integers(0, EXPERIMENT.vocab_size, (4, 12)).astype(np.int32)
     segment_ids = np.repeat([[1], [1], [2], [1]], 12, axis=1).astype(np.int32)
     segment_ids[1, 5:] = 0
+    segment_ids[3, 11] = 2  # a document of one token, from which no depth reads on
     return Batch(tokens, segment_ids, segment_ids > 0)
 
 
@@ -53,12 +54,14 @@ def results(params, **changes):
     return function(params)
 
 
-def test_every_token_but_padding_is_counted_at_every_layer_and_depth(params):
+def test_every_token_counts_but_padding_and_what_the_head_reads_past_a_documents_end(params):
     report, _ = results(params)
     assert set(report.expert_load) == set(LAYERS)
-    tokens = batch().num_tokens
-    assert report.expert_load[LAYERS[0]].sum() == 2 * tokens
-    assert report.expert_load[LAYERS[1]].sum() == 2 * tokens * 2  # two depths
+    lengths = np.array([12, 5, 12, 11, 1])
+    assert lengths.sum() == batch().num_tokens
+    assert report.expert_load[LAYERS[0]].sum() == 2 * lengths.sum()
+    pairs = [np.maximum(lengths - depth, 0).sum() for depth in (1, 2)]
+    assert report.expert_load[LAYERS[1]].sum() == 2 * sum(pairs)
     # A balanced layer gives k; none can give less than what its probabilities allow.
     assert 1.5 < float(report.balance_loss) < 6
     figures = expert_figures(jax.device_get(report))
