@@ -10,11 +10,12 @@ Everything that is no product (norms, activations, softmax, the short convolutio
 the released sizes. `tests/mtp_jax/test_flops.py` compares with what XLA counts in compiled programs.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
 from mtp_jax.layers.delta_rule import CHUNK
-from mtp_jax.sizes import Part, parameters
+from mtp_jax.sizes import Stage, parameters
 
 
 class PassFlops(NamedTuple):
@@ -27,17 +28,7 @@ class PassFlops(NamedTuple):
 
 def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
     """A token that attends to so many slots, among `chunk` tokens that DeltaNet reads at once."""
-    trunk = head = output = 0
-    for parameter in parameters(config):
-        if not parameter.is_matrix:
-            continue
-        flops = 2 * parameter.active
-        if parameter.part is Part.OUTPUT_MATRIX:
-            output += flops
-        elif not parameter.in_head:
-            trunk += flops
-        elif parameter.path.startswith(("mtp/layers_0/", "mtp/fc/")):
-            head += flops
+    trunk, head, output = (_product_flops(config)[stage] for stage in (Stage.TRUNK, Stage.HEAD, Stage.OUTPUT))
     attends = 4 * config.attention.num_heads * config.attention.head_dim * slots
     trunk += config.layer_types.count(LayerType.FULL) * attends
     if config.delta is not None:  # GLM has no such layers
@@ -74,6 +65,16 @@ def token_flops(config: ModelConfig, context: int) -> TokenFlops:
         train=3 * (train.trunk + train.output),
         train_mtp=3 * (train.head + train.output) * drafts,
     )
+
+
+@lru_cache
+def _product_flops(config: ModelConfig) -> dict[Stage, int]:
+    """Of the products of one token with matrices."""
+    flops = dict.fromkeys(Stage, 0)
+    for parameter in parameters(config):
+        if parameter.is_matrix and parameter.stage:
+            flops[parameter.stage] += 2 * parameter.active
+    return flops
 
 
 def _delta_rule(config: DeltaNetConfig, chunk: int) -> int:

@@ -33,6 +33,14 @@ class Part(StrEnum):
     NORMS = "norms"
 
 
+class Stage(StrEnum):
+    """What a token passes through."""
+
+    TRUNK = "trunk"
+    HEAD = "head"  # its first layer, with the projection
+    OUTPUT = "output"  # the product with the output matrix
+
+
 # By path; the first that fits counts.
 _PARTS = tuple(
     (re.compile(pattern), part)
@@ -63,6 +71,15 @@ class Parameter(NamedTuple):
     def in_head(self) -> bool:
         """It is the MTP head's; vocabulary matrices count as the trunk's."""
         return self.path.startswith("mtp/")
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage whose tokens use it; None for the embedding (looked up) and for further layers of the head."""
+        if self.part is Part.OUTPUT_MATRIX:
+            return Stage.OUTPUT
+        if self.in_head:
+            return Stage.HEAD if self.path.startswith(("mtp/layers_0/", "mtp/fc/")) else None
+        return None if self.part is Part.EMBEDDING else Stage.TRUNK
 
     @property
     def is_matrix(self) -> bool:
@@ -117,11 +134,13 @@ def count_parts(config: ModelConfig, *, head: bool) -> dict[Part, Count]:
     return counts
 
 
+@lru_cache
 def weight_bytes(config: ModelConfig, dtype: DTypeLike) -> int:
     """Bytes of all parameters as a checkpoint is loaded for a compute dtype; some stay float32."""
     return sum(p.size * parameter_dtype(p.path, np.dtype(dtype)).itemsize for p in parameters(config))
 
 
+@lru_cache
 def row_bytes(config: ModelConfig, dtype: DTypeLike, *, head: bool) -> RowBytes:
     """What a row of a batch keeps in the trunk's state, or in the MTP head's."""
     empty = empty_head_state if head else empty_trunk_state

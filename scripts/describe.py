@@ -1,9 +1,12 @@
-"""Say what a model is made of and what it takes, without its weights: layers, parameters, memory, operations a token.
+"""Say what a model is made of and what it takes, without its weights: layers, parameters, memory, operations a token,
+and the least time that decoding, reading a prompt and a training step take on given chips.
 
 A released model by its name, or a checkpoint by its folder; without either, the known names. Examples:
 
   python scripts/describe.py
   python scripts/describe.py --config qwen3.5-397b-a17b --devices 8,64,256
+  python scripts/describe.py --config 27b --chip h200 --batch-size 16 --draft-vocab 32768 --acceptance 0.8
+  python scripts/describe.py --config 0.8b --devices 1 --chip cpu:dtype=float32,memory=16e9,bandwidth=60e9,flops=4e11
   python scripts/describe.py --checkpoint models/demo --context 512 --json
 
 docs/sizes.md says what each figure means.
@@ -17,6 +20,8 @@ import _cli
 
 from configs.released import RELEASED
 from mtp_jax.errors import UserError
+from scripts import _estimates
+from scripts._tables import memory_amount, new_table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,12 +47,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help=f"tokens that a row holds (default: {CONTEXT}, or the most that the model can)",
     )
     parser.add_argument(
-        "--devices", type=_counts, default="1,8,64", metavar="N,N,..", help="numbers of devices to divide memory by"
+        "--devices",
+        type=_counts,
+        default="1,8,64",
+        metavar="N,N,..",
+        help="numbers of devices to divide the model among",
     )
+    _estimates.add_flags(parser)
     _cli.add_json_flag(parser)
     args = parser.parse_args(argv)
     if args.config is None and args.checkpoint is None:
-        for flag, given in (("--context", args.context), ("--trunk-only", args.trunk_only)):
+        wants_model = {"--context": args.context, "--trunk-only": args.trunk_only, "--chip": args.chip}
+        for flag, given in wants_model.items():
             if given:
                 parser.error(f"{flag} goes with --config or --checkpoint")
     return args
@@ -69,7 +80,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     context = args.context or min(CONTEXT, config.max_position_embeddings)
     if context > config.max_position_embeddings:
         raise UserError(f"--context {context}: the model holds at most {config.max_position_embeddings} tokens")
-    record = {"name": args.config or str(args.checkpoint), **describe(config, context, args.devices)}
+    plan = _estimates.plan_from(args, config)
+    record = {
+        "name": args.config or str(args.checkpoint),
+        **describe(config, context, args.devices),
+        **_estimates.record(config, context, args.devices, plan),
+    }
     if args.json is not None:
         _cli.write_json(record, args.json)
     if args.json != "-":
@@ -87,7 +103,7 @@ def chosen_config(args: argparse.Namespace) -> "ModelConfig":
 
 
 def describe(config: "ModelConfig", context: int, devices: Sequence[int]) -> dict[str, Any]:
-    """What `--json` gives, but for the name."""
+    """What `--json` gives, but for the name and the estimates."""
     from mtp_jax.flops import token_flops
     from mtp_jax.mtp import MTPModel
     from mtp_jax.sizes import count_parts, row_bytes, weight_bytes
@@ -155,10 +171,11 @@ def show(record: dict[str, Any]) -> None:
     for table in (layer_table(record), parameter_table(record), row_table(record), memory_table(record)):
         console.print(table)
     console.print(flops_table(record))
+    _estimates.show(record, console)
 
 
 def layer_table(record: dict[str, Any]) -> "Table":
-    table = _table("layers", "", "number")
+    table = new_table("layers", "", "number")
     for stack, kinds in record["layers"].items():
         for kind, number in kinds.items():
             table.add_row(f"{stack}: {kind.replace('_', ' ')}", f"{number}")
@@ -166,7 +183,7 @@ def layer_table(record: dict[str, Any]) -> "Table":
 
 
 def parameter_table(record: dict[str, Any]) -> "Table":
-    table = _table("parameters", "", "total", "a token uses")
+    table = new_table("parameters", "", "total", "a token uses")
     for stack in ("trunk", "head"):
         parts = record["parameters"][stack]
         for part, count in parts.items():
@@ -177,7 +194,7 @@ def parameter_table(record: dict[str, Any]) -> "Table":
 
 
 def row_table(record: dict[str, Any]) -> "Table":
-    table = _table("state of a row", "", *DTYPES)
+    table = new_table("state of a row", "", *DTYPES)
     sizes = [record["row_bytes"][dtype] for dtype in DTYPES]
     for stack in ("trunk", "head"):
         table.add_row(f"{stack}: whatever it holds", *(memory_amount(size[stack]["fixed"]) for size in sizes))
@@ -187,7 +204,7 @@ def row_table(record: dict[str, Any]) -> "Table":
 
 
 def memory_table(record: dict[str, Any]) -> "Table":
-    table = _table("memory of each device", "devices", *(f"weights {dtype}" for dtype in DTYPES), "training state")
+    table = new_table("memory of each device", "devices", *(f"weights {dtype}" for dtype in DTYPES), "training state")
     for row in record["memory_bytes"]:
         sizes = [row[f"weights_{dtype}"] for dtype in DTYPES] + [row["training_state"]]
         table.add_row(f"{row['devices']:,}", *map(memory_amount, sizes))
@@ -203,18 +220,9 @@ def flops_table(record: dict[str, Any]) -> "Table":
         "train": "training step",
         "train_mtp": "training step: the MTP loss too",
     }
-    table = _table(f"operations for each token, at {record['context']:,} tokens", "", "GFLOPs")
+    table = new_table(f"operations for each token, at {record['context']:,} tokens", "", "GFLOPs")
     for key, meaning in meanings.items():
         table.add_row(meaning, f"{record['flops_per_token'][key] / 1e9:,.3f}")
-    return table
-
-
-def _table(title: str, first: str, *columns: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(first, title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="right")
     return table
 
 
@@ -224,14 +232,6 @@ def amount(number: int) -> str:
         if number >= size:
             return f"{number / size:,.2f}{unit}"
     return str(number)
-
-
-def memory_amount(number: int) -> str:
-    """12.3 MiB, say."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:,.2f} {unit}"
-    return f"{number} B"
 
 
 if __name__ == "__main__":

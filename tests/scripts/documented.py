@@ -24,4 +24,9 @@ DESCRIPTION_KEYS = {
     "row_bytes",
     "memory_bytes",
     "flops_per_token",
+    "plan",
+    "estimates",
 }
+
+ESTIMATE_KEYS = {"chip", "devices", "inference", "training"}
+BOUND_KEYS = {"seconds", "memory", "compute", "links", "limit"}
