@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from mtp_jax.errors import UserError
 from mtp_jax.files import new_folder
-from mtp_jax.hf.head import Tensors, add_head, check_head, check_no_head, head_slots, traits
+from mtp_jax.hf.head import COPIES, Tensors, add_head, check_head, check_no_head, head_slots, traits
 from mtp_jax.hf.load import read_config, read_manifest
 from mtp_jax.hf.manifest import CONFIG, Manifest, owners, raise_faults, read_files, safe_path, side_files
 from mtp_jax.hf.tensor_file import Entry, Reader, TensorFile, read_header
@@ -56,7 +56,7 @@ def graft_head(trunk: Path | str, head: Path | str, out: Path | str) -> list[str
 
     The trunk's tensor files are hard links where the file system has them, else copies; its other files are copied.
     `model.safetensors.index.json` (made if there was none) and config.json name what was added. Where the head comes
-    with copies of the vocabulary matrices, it gets copies of this trunk's.
+    with copies of the vocabulary matrices, or its file says that it had some, it gets copies of this trunk's.
 
     Args:
       trunk: a checkpoint without a head, whether or not its config.json declares one.
@@ -118,7 +118,8 @@ def _read_head(path: Path, trunk: Manifest) -> tuple[_Head, dict[str, str]]:
     if not places:
         example = next(iter(head_slots(replace(trunk.config, num_mtp_layers=1), trunk.naming)))
         raise UserError(f"{path}: expected the tensors of a head ({example} and others), found none among {len(found)}")
-    copies = trunk.naming.copies(trunk.config, places)
+    had = [name for name in known.get(COPIES, "").split(",") if family.is_head(trunk.config, name)]
+    copies = trunk.naming.copies(trunk.config, [*places, *had])
     return _Head({name: place for name, place in places.items() if name not in copies}, known), copies
 
 

@@ -18,6 +18,8 @@ from mtp_jax.hf.manifest import CONFIG, INDEX, Manifest, index_bytes, list_some,
 from mtp_jax.hf.rules import Slot
 from mtp_jax.hf.tensor_file import Entry, TensorFile, make_header
 
+COPIES = "copies"
+"""Key of a head file's metadata: names, with commas, of the copies of other tensors that its checkpoint had."""
 _ALONE = "model.safetensors"
 
 Tensors = Mapping[str, tuple[str, tuple[int, ...]]]  # stored type and published shape by name

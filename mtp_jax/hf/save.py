@@ -21,7 +21,7 @@ from mtp_jax.errors import UserError
 from mtp_jax.files import new_folder, write_json
 from mtp_jax.hf.config_json import config_to_json, family_of_new
 from mtp_jax.hf.families import TEXT_PREFIX, Naming, slots
-from mtp_jax.hf.head import add_head, check_no_head, head_slots, traits, write_head_file
+from mtp_jax.hf.head import COPIES, add_head, check_no_head, head_slots, traits, write_head_file
 from mtp_jax.hf.layouts import Shape, converted
 from mtp_jax.hf.manifest import CONFIG, INDEX, Manifest, index_bytes, safe_path, side_files
 from mtp_jax.hf.parameters import flatten, parameter_shapes
@@ -134,7 +134,7 @@ def save_head(path: Path | str, config: ModelConfig, params: Mapping[str, Any], 
     """Writes the head alone as a safetensors file: published names, stored types as `save_checkpoint` chooses them.
 
     Its metadata says what shapes do not (`traits`), which `graft_head` compares. Copies of the vocabulary matrices,
-    which are the trunk's, stay out.
+    which are the trunk's, stay out; the metadata names them, and `graft_head` makes them again.
 
     Args:
       path: written beside and renamed; a file that is there is replaced.
@@ -162,7 +162,10 @@ def save_head(path: Path | str, config: ModelConfig, params: Mapping[str, Any], 
             _again(reader, name, expected[name], leaves).tofile(target)
 
     tensors = {name: (stored_type(name), slot.shape) for name, slot in expected.items()}
-    write_head_file(Path(path), tensors, write, traits(config))
+    metadata = traits(config)
+    if copies := [name for name in manifest.copies if manifest.naming.family.is_head(config, name)] if manifest else []:
+        metadata[COPIES] = ",".join(sorted(copies))
+    write_head_file(Path(path), tensors, write, metadata)
 
 
 def _new_type(name: str, manifest: Manifest | None) -> str:

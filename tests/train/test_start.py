@@ -177,7 +177,7 @@ def test_a_fresh_head_starts_with_the_last_layer_of_its_kind(headless, variant, 
     before, after = stored(headless), stored(out)
     assert {name: after[name] for name in before} == before
     head = {name: after[name] for name in after.keys() - before.keys()}
-    one_layer = replace(variant, mtp_layers=1, copies=False)
+    one_layer = replace(variant, mtp_layers=1, copies=False, split_head_experts=True)
     assert head.keys() == {name for name in stored(write_back(tmp_path, one_layer)) if name not in before}
     own, norm = (f"model.layers.{variant.layers}.", "shared_head.norm") if variant.family == GLM else ("mtp.", "norm")
     block = own if variant.family == GLM else "mtp.layers.0."
