@@ -1,9 +1,11 @@
 """Contracts run on every mixer, the trunk and the head."""
 
 import pytest
-from subjects import SUBJECTS
+from subjects import SLOW, SUBJECTS
 
 
-@pytest.fixture(params=SUBJECTS, name="subject")
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in SUBJECTS], name="subject"
+)
 def _subject(request):
     return SUBJECTS[request.param]

@@ -82,7 +82,11 @@ def bent(params):
     )
 
 
-SUBJECTS = {name: Trunk(model) for name, model in MODELS.items()} | {"head": Head(MODELS["attention"])}
+SUBJECTS = {name: Trunk(model) for name, model in MODELS.items()} | {
+    "head": Head(MODELS["attention"]),
+    "head with experts": Head(MODELS["grouped experts"]),
+}
+SLOW = ("head with experts",)
 
 
 def close(a, b):
