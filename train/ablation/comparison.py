@@ -27,8 +27,9 @@ TOKENS_PER_ROUND = Quantity("tokens_per_round", "tokens per round", "tokens", Tr
 CONTROL = Quantity("acceptance_control", "control", "share of rounds", True)
 IDENTICAL = Quantity("acceptance_identical", "identical to plain decoding", "share of prompts", True)
 
-COMPARED = (MAIN_LOSS, HEAD_LOSS, AGREEMENT, ACCEPTANCE, TOKENS_PER_ROUND)
-"""Few, and each at its first depth or position only: every comparison more is one more that may err."""
+_BY_DEPTH = (HEAD_LOSS, AGREEMENT, ACCEPTANCE)
+_OF_DEPTHS = ("depths", "depth_weights")
+"""Settings that are about depths after the first."""
 
 
 class References(NamedTuple):
@@ -52,7 +53,21 @@ class Difference(NamedTuple):
 
 def at(quantity: Quantity, depth: int) -> Quantity:
     """The same at a depth or a position."""
-    return quantity._replace(figure=at_depth(quantity.figure, depth))
+    title = f"{quantity.title}, {'position' if quantity.figure == ACCEPTANCE.figure else 'depth'} {depth}"
+    return quantity._replace(figure=at_depth(quantity.figure, depth), title=title)
+
+
+def compared(ablation: Ablation) -> list[Quantity]:
+    """What arms are compared by. Few, since every comparison more is one more that may err: what there is at several
+    depths is compared at the first, unless arms differ in how the others are trained.
+    """
+    varied = {key for arm in ablation.arms for key, _ in arm.varied}
+    every_depth = not varied.isdisjoint(_OF_DEPTHS)
+    quantities = [MAIN_LOSS]
+    for quantity in _BY_DEPTH:
+        depths = ablation.depths(quantity.figure)
+        quantities += [at(quantity, depth) for depth in (depths if every_depth else depths[:1])]
+    return [*quantities, TOKENS_PER_ROUND]
 
 
 def choose_references(ablation: Ablation, label: str | None = None) -> References:
@@ -86,7 +101,7 @@ def head_loss_unit(arms: Sequence[Arm]) -> str | None:
 
 def differences(ablation: Ablation, references: References, quantity: Quantity) -> list[Difference]:
     """Of every other arm to the quantity's reference; none if arms lack the figure, or it is not the same for all."""
-    if quantity.figure == HEAD_LOSS.figure and head_loss_unit(ablation.arms) is None:
+    if quantity.figure.startswith(HEAD_LOSS.figure) and head_loss_unit(ablation.arms) is None:
         return []
     reference = references.of(quantity)
     base = reference.values(quantity.figure)

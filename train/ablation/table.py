@@ -11,7 +11,6 @@ from train.ablation.arms import PER_RUN, Ablation, Arm, as_text, number
 from train.ablation.comparison import (
     ACCEPTANCE,
     AGREEMENT,
-    COMPARED,
     CONTROL,
     HEAD_LOSS,
     IDENTICAL,
@@ -21,6 +20,7 @@ from train.ablation.comparison import (
     Quantity,
     References,
     at,
+    compared,
     differences,
     head_loss_unit,
 )
@@ -37,7 +37,7 @@ def markdown(ablation: Ablation, references: References, figures: Sequence[tuple
     Args:
       figures: name, title and caption of each; NAME.png and NAME.svg lie beside the document.
     """
-    compared = [difference for quantity in COMPARED for difference in differences(ablation, references, quantity)]
+    found = [each for quantity in compared(ablation) for each in differences(ablation, references, quantity)]
     parts = [
         "# Loss-weight ablation",
         *_set_up(ablation),
@@ -45,7 +45,7 @@ def markdown(ablation: Ablation, references: References, figures: Sequence[tuple
         _means_note(),
         *_means(ablation),
         "## Differences",
-        *_differences(ablation, references, compared),
+        *_differences(ablation, references, found),
         *_left_out(ablation),
         "## Figures",
         *(
@@ -195,10 +195,10 @@ def _cell(arm: Arm, quantity: Quantity) -> str:
     return shown(value) + fewer
 
 
-def _differences(ablation: Ablation, references: References, compared: Sequence[Difference]) -> list[str]:
-    if not compared:
+def _differences(ablation: Ablation, references: References, found: Sequence[Difference]) -> list[str]:
+    if not found:
         return ["There is one arm: nothing to compare."]
-    intervals = sum(d.estimate is not None and d.estimate.half_width is not None for d in compared)
+    intervals = sum(d.estimate is not None and d.estimate.half_width is not None for d in found)
     trunk, head = escaped(references.trunk.label), escaped(references.head.label)
     against = (
         f"λ = {trunk}" if trunk == head else f"λ = {trunk} for the trunk's loss and λ = {head} for the head's figures"
@@ -216,7 +216,7 @@ def _differences(ablation: Ablation, references: References, compared: Sequence[
         note += " Arms have different head losses, which are not compared."
     rows = [
         (
-            escaped(_title(d.quantity)),
+            escaped(d.quantity.title),
             escaped(d.arm.label),
             escaped(d.reference.label),
             str(d.estimate.n if d.estimate else 0),
@@ -224,14 +224,9 @@ def _differences(ablation: Ablation, references: References, compared: Sequence[
             shown(d.estimate, signed=True),
             _verdict(d.estimate),
         )
-        for d in compared
+        for d in found
     ]
     return [note, _table(("figure", "λ", "less λ", "n", "seeds", "difference", "interval excludes 0"), rows)]
-
-
-def _title(quantity: Quantity) -> str:
-    first = {HEAD_LOSS.figure: ", depth 1", AGREEMENT.figure: ", depth 1", ACCEPTANCE.figure: ", position 1"}
-    return quantity.title + first.get(quantity.figure, "")
 
 
 def _verdict(value: Estimate | None) -> str:

@@ -7,7 +7,7 @@ from ablation_records import record, small_ablation, three_seeds
 
 from mtp_jax.errors import UserError
 from train.ablation.arms import arms_of, figure_of
-from train.ablation.comparison import ACCEPTANCE, HEAD_LOSS, MAIN_LOSS, choose_references, differences
+from train.ablation.comparison import ACCEPTANCE, HEAD_LOSS, MAIN_LOSS, choose_references, compared, differences
 from train.ablation.statistics import Estimate, estimate, paired_difference
 
 # Student's t at 97.5 %, from the printed table, by degrees of freedom.
@@ -171,3 +171,24 @@ def test_records_that_are_none_are_named(change, message):
 def test_without_a_run_that_counts_there_is_nothing_to_say():
     with pytest.raises(UserError, match=r"none of 3 runs counts; 0-seed0: its held-out main loss 7\.0000 is not below"):
         arms_of(three_seeds("0", (7.0, 8.0, 9.0), 1.0))
+
+
+@pytest.mark.parametrize(
+    ("varied", "depths"), [({"depths": [1, 2]}, (1, 2)), ({"depth_weights": ["equal"]}, (1, 2)), ({}, (1,))]
+)
+def test_depths_are_compared_where_it_is_they_that_differ(varied, depths):
+    values = next(iter(varied.values()), [None])
+    first = {"eval_mtp_loss_d1": 4.0, "eval_mtp_agreement": 0.2, "acceptance": 0.3}
+    more = first | {"eval_mtp_loss_d2": 4.5, "eval_mtp_agreement_d2": 0.1, "acceptance_d2": 0.2}
+    records = [
+        record("0.3", seed, 3.0, {key: value for key in varied}, **more) for seed in range(2) for value in values
+    ]
+    titles = [quantity.title for quantity in compared(arms_of(records))]
+    expected = ["held-out main loss"]
+    for name, word in (
+        ("held-out head loss", "depth"),
+        ("held-out agreement", "depth"),
+        ("decoded acceptance", "position"),
+    ):
+        expected += [f"{name}, {word} {depth}" for depth in depths]
+    assert titles == [*expected, "tokens per round"]
