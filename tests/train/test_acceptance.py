@@ -48,6 +48,7 @@ def test_rows_have_it_when_it_is_due_and_training_goes_on_as_without(small_exper
     assert 1.0 <= rows[3]["tokens_per_round"] <= 3.0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compilation_cache")
 def test_more_depths_can_be_measured_than_are_trained(small_experiment, tmp_path):
     """What is trained stays to the bit; the further depths' figures are those that a run with them reports."""

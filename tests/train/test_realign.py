@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from published_base import SETTINGS, of_every_family, of_every_family_slowly, stored, write_base
+from published_base import SETTINGS, of_every_family_slowly, stored, write_base
 from small_run import read_rows
 
 from configs import PRESETS
@@ -52,7 +52,7 @@ def test_a_head_is_put_back_and_fitted_and_the_trunk_keeps_every_byte(
     assert stored(tmp_path / "again") == after
 
 
-@of_every_family
+@of_every_family_slowly
 def test_a_checkpoint_of_the_run_holds_the_head_alone(text_folder, tmp_path, variant, base):
     experiment = replace(PRESETS["realign"](), data=(str(text_folder),), init=str(base)).override(SETTINGS)
     train(experiment, tmp_path / "straight", QUIET)
