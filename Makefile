@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Files of tests in two processes: compiling is what takes time, and a file's tests share compiled programs.
 TWO := -n 2 --dist loadfile
+# tests/many_devices has eight virtual devices, so processes of its own.
 
 .PHONY: help .venv demo test test-all peer lint clean
 
@@ -31,9 +32,11 @@ demo: .venv
 
 test: .venv
 	$(BIN)/python -m pytest $(TWO) -m "not slow and not peer"
+	$(BIN)/python -m pytest $(TWO) -m "not slow" tests/many_devices
 
 test-all: .venv
 	$(BIN)/python -m pytest $(TWO) -m "not peer"
+	$(BIN)/python -m pytest $(TWO) tests/many_devices
 
 peer: .venv
 	$(BIN)/pip install --quiet --editable '.[test,peer]'

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Float, PyTree
 
 from infer.auto_drafts import AutoDrafts
@@ -59,9 +60,11 @@ class Generator:
         params: PyTree,
         tokenizer: Tokenizer | None = None,
         end_ids: Iterable[int] = (),
+        mesh: Mesh | None = None,
     ) -> None:
+        """Args: mesh: to spread parameters and work over (`mtp_jax.sharding.make_mesh`)."""
         self.model = model
-        self.programs = Programs(model, params)
+        self.programs = Programs(model, params, mesh)
         self.tokenizer = tokenizer
         self.end_ids = frozenset(end_ids)
         self.auto_drafts: AutoDrafts | None = None
@@ -75,6 +78,7 @@ class Generator:
         dtype: jnp.dtype = jnp.float32,
         trunk_only: bool = False,
         head_reads: HeadReads | None = None,
+        mesh: Mesh | None = None,
     ) -> "Generator":
         """Loads a published checkpoint, its tokenizer (if it has one) and its end ids.
 
@@ -82,6 +86,7 @@ class Generator:
           trunk_only: leave the MTP head out on purpose; then only J = 0 is possible.
           head_reads: which hidden state the head reads, otherwise than the checkpoint says. The wrong one changes no
             token: fewer drafts stand.
+          mesh: to spread parameters and work over.
 
         Raises:
           UserError: something in the folder is missing or wrong.
@@ -91,7 +96,7 @@ class Generator:
         tokenizer = Tokenizer.from_folder(folder)
         config = checkpoint.config if head_reads is None else replace(checkpoint.config, head_reads=head_reads)
         model = MTPModel(config, dtype)
-        return cls(model, checkpoint.params, tokenizer, end_ids(folder, tokenizer))
+        return cls(model, checkpoint.params, tokenizer, end_ids(folder, tokenizer), mesh)
 
     def generate(
         self,

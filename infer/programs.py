@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from mtp_jax.mtp import MTPModel
+from mtp_jax.sharding import on_mesh, parameter_shardings
 
 MAPPINGS_ALLOWED = Path("/proc/sys/vm/max_map_count")
 
@@ -24,9 +26,11 @@ class Programs:
       compile_seconds: spent on compiling so far.
     """
 
-    def __init__(self, model: MTPModel, params: PyTree) -> None:
+    def __init__(self, model: MTPModel, params: PyTree, mesh: Mesh | None = None) -> None:
+        """Args: mesh: to spread parameters and work over."""
         self.model = model
-        self.params = jax.device_put(params)
+        self.params = jax.device_put(params, mesh and parameter_shardings(params, model.config, mesh))
+        self._mesh = mesh
         self.compile_seconds = 0.0
         self._compiled: dict[Hashable, Any] = {}
 
@@ -44,7 +48,7 @@ class Programs:
                 self._compiled.clear()
                 jax.clear_caches()  # it keeps what it compiled too
             started = time.perf_counter()
-            with self.precision():
+            with self.precision(), on_mesh(self._mesh):
                 self._compiled[key] = function.lower(self.model, self.params, *args, **static).compile()
             self.compile_seconds += time.perf_counter() - started
         return self._compiled[key](self.params, *args)

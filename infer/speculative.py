@@ -28,19 +28,19 @@ from infer.noise import Role, gumbel
 from infer.sampling import Past, Rule, draw, log_probabilities, warp
 from infer.verify import Outcome, Verdict, settle, verify_rejection, verify_shared_noise
 from mtp_jax.mtp import MTPModel
-from mtp_jax.state import commit, pair_up, place
+from mtp_jax.state import commit, pair_up, place, spread_rows
 
 
 @partial(jax.jit, static_argnames=("model", "batch", "num_slots"))
 def unread(model: MTPModel, params: PyTree, *, batch: int, num_slots: int) -> Context:
     """Rows that have read nothing; see `empty_context`."""
-    return empty_context(model, batch, num_slots)
+    return spread_rows(empty_context(model, batch, num_slots))
 
 
 @partial(jax.jit, static_argnames=("model", "batch", "num_slots", "num_logprobs"))
 def idle(model: MTPModel, params: PyTree, *, batch: int, num_slots: int, num_logprobs: int | None) -> DecodeCarry:
     """Slots for `fill`: rows that have read nothing and are finished."""
-    return idle_carry(empty_context(model, batch, num_slots), num_slots, num_logprobs)
+    return spread_rows(idle_carry(empty_context(model, batch, num_slots), num_slots, num_logprobs))
 
 
 @partial(jax.jit, static_argnames=("model", "with_head"), donate_argnames=("context",))
@@ -69,7 +69,7 @@ def read(
         pairs = pair_up(context.hidden, hidden, tokens, lengths, context.trunk.length == 0)
         _, head = bound.mtp_extend(*pairs[:2], head, pairs[2])
     newest = row_at(hidden, jnp.maximum(lengths - 1, 0))
-    return Context(trunk, head, jnp.where((lengths > 0)[:, None], newest, context.hidden))
+    return spread_rows(Context(trunk, head, jnp.where((lengths > 0)[:, None], newest, context.hidden)))
 
 
 def _start(
@@ -107,13 +107,14 @@ def _start(
 @partial(jax.jit, static_argnames=("model", "plan"), donate_argnames=("context",))
 def start(model, params, rule, context, tokens, prompt_length, max_new, key, *, plan) -> DecodeCarry:
     """`_start` on a context that is not needed again: it is donated."""
-    return _start(model, params, rule, context, tokens, prompt_length, max_new, key, plan)
+    return spread_rows(_start(model, params, rule, context, tokens, prompt_length, max_new, key, plan))
 
 
 @partial(jax.jit, static_argnames=("model", "plan"), donate_argnames=("carry",))
 def fill(model, params, rule, carry, slot, context, tokens, prompt_length, max_new, key, *, plan) -> DecodeCarry:
     """The carry, donated, with row `slot` replaced by `_start` of a context of one row; other rows are untouched."""
-    return place(carry, slot, _start(model, params, rule, context, tokens, prompt_length, max_new, key, plan))
+    fresh = _start(model, params, rule, context, tokens, prompt_length, max_new, key, plan)
+    return spread_rows(place(carry, slot, fresh))
 
 
 @partial(jax.jit, static_argnames=("model", "plan"), donate_argnames=("carry",))
@@ -151,9 +152,9 @@ def decode(
 
     def body(loop: tuple[Array, DecodeCarry]) -> tuple[Array, DecodeCarry]:
         rounds, carry = loop
-        return rounds + 1, advance(bound, rule, vocabulary, carry, plan)
+        return rounds + 1, spread_rows(advance(bound, rule, vocabulary, carry, plan))
 
-    return jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), carry))[1]
+    return spread_rows(jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), carry))[1])
 
 
 def advance(

@@ -16,6 +16,7 @@ from mtp_jax.documents import Documents, documents
 from mtp_jax.layers.block import block_class
 from mtp_jax.layers.norm import LastNorm, RMSNorm
 from mtp_jax.layers.router import Routing
+from mtp_jax.sharding import DATA, FSDP, ROWS, spread, spread_parameters
 from mtp_jax.state import ChainState, State, Trail, empty_head_state, empty_trunk_state, last_inputs, pair_up
 
 M = TypeVar("M", bound=nn.Module)
@@ -177,7 +178,11 @@ class MTPModel(nn.Module):
 
     def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """Token embeddings in the compute dtype; ids must lie within the vocabulary."""
-        return self.lm_head.embed(tokens) if self.config.tie_embeddings else self.embed_tokens(tokens)
+        # Each device looks up its part of the width for all rows that its neighbours along `fsdp` hold: to exchange the
+        # results costs less than to gather the matrix.
+        tokens = spread(tokens, DATA)
+        embedded = self.lm_head.embed(tokens) if self.config.tie_embeddings else self.embed_tokens(tokens)
+        return spread(spread(embedded, DATA, None, FSDP), ROWS)
 
     def logits(self, output: Float[Array, "*batch D"]) -> Float[Array, "*batch vocab"]:
         """float32 scores of the next token from `trunk_output` or `head_output`."""
@@ -298,4 +303,5 @@ class MTPModel(nn.Module):
 @partial(jax.jit, static_argnames="model")
 def init_params(model: MTPModel, key: Array) -> dict:
     """Random float32 parameters as a nested dict; shapes alone by `jax.eval_shape`."""
-    return dict(model.init(key, jnp.zeros((1, 2), jnp.int32), method="touch")["params"])
+    params = dict(model.init(key, jnp.zeros((1, 2), jnp.int32), method="touch")["params"])
+    return spread_parameters(params, model.config)

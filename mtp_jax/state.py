@@ -13,6 +13,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from mtp_jax.config import DeltaNetConfig, LayerType, ModelConfig
+from mtp_jax.sharding import ROWS, TENSOR, spread
 
 
 class AttentionState(NamedTuple):
@@ -134,6 +135,21 @@ def empty_delta_state(config: DeltaNetConfig, batch: int, dtype: DTypeLike) -> D
     memory = (batch, config.num_v_heads, config.head_k_dim, config.head_v_dim)
     conv = (batch, config.conv_width - 1, config.conv_channels)
     return DeltaState(jnp.zeros(memory, jnp.float32), jnp.zeros(conv, dtype))
+
+
+def spread_rows(tree: PyTree) -> PyTree:
+    """The same tree, a state or any whose leaves all begin with the batch axis, which under a mesh has its rows spread,
+    and of layers' states the heads too."""
+
+    def spread_leaf(leaf: AttentionState | DeltaState | Array) -> AttentionState | DeltaState | Array:
+        match leaf:
+            case AttentionState(k, v):
+                return AttentionState(spread(k, ROWS, TENSOR), spread(v, ROWS, TENSOR))
+            case DeltaState(memory, conv):
+                return DeltaState(spread(memory, ROWS, TENSOR), spread(conv, ROWS, None, TENSOR))
+        return spread(leaf, ROWS)
+
+    return jax.tree.map(spread_leaf, tree, is_leaf=lambda x: isinstance(x, AttentionState | DeltaState))
 
 
 def commit(state: State, trail: Trail, n: Int[Array, " B"]) -> State:

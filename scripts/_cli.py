@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import jax.numpy as jnp
+    from jax.sharding import Mesh
 
     from infer.sampling import Sampling
     from infer.settings import Settings
@@ -45,6 +46,7 @@ if importlib.util.find_spec("jax") is None:
 
 from mtp_jax.errors import UserError  # noqa: E402  (needs the path above)
 from mtp_jax.files import write_text  # noqa: E402
+from mtp_jax.mesh_shape import MeshShape, parse_mesh  # noqa: E402
 
 DEMO_CHECKPOINT = ROOT / "models" / "demo"
 INTERRUPTED = 130
@@ -368,6 +370,37 @@ def compute_dtype(name: str | None) -> "jnp.dtype":
     if name is None:
         name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
+
+
+def add_mesh_flag(parser: argparse._ActionsContainer) -> None:
+    """`--mesh AXIS:DEVICES,..`: absent is None. Hand the value to `mesh_of`."""
+    parser.add_argument(
+        "--mesh",
+        type=_mesh_shape,
+        metavar="AXIS:DEVICES,..",
+        help="spread the model over all devices there are, as in tensor:4: tensor:N spreads heads, hidden channels, "
+        "experts and vocabulary, fsdp:N what is left of its matrices and the rows of a batch, data:N rows alone "
+        "(default: one device)",
+    )
+
+
+def _mesh_shape(text: str) -> MeshShape:
+    shape = parse_mesh(text.split(","), "--mesh")
+    assert shape is not None  # a split text has at least one word
+    return shape
+
+
+def mesh_of(shape: MeshShape | None) -> "Mesh | None":
+    """The mesh that the flag asks for; None: one device.
+
+    Raises:
+      UserError: if there is another number of devices.
+    """
+    if shape is None:
+        return None
+    from mtp_jax.sharding import make_mesh  # here and not above: `--help` and mistakes in flags should not wait for JAX
+
+    return make_mesh(shape, "--mesh")
 
 
 def add_marks_flag(parser: argparse._ActionsContainer) -> None:

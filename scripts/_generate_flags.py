@@ -32,6 +32,7 @@ def parse(description: str | None, argv: Sequence[str] | None) -> argparse.Names
     _cli.add_checkpoint_flag(model)
     model.add_argument("--trunk-only", action="store_true", help="load it without its head, on purpose")
     _cli.add_dtype_flag(model)
+    _cli.add_mesh_flag(model)
 
     end = parser.add_argument_group("where it ends")
     end.add_argument(

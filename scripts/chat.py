@@ -41,6 +41,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _cli.Parser(prog="chat.py", description=__doc__)
     _cli.add_checkpoint_flag(parser)
     _cli.add_dtype_flag(parser)
+    _cli.add_mesh_flag(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message, which comes first")
     parser.add_argument(
         "--thinking", choices=["on", "off"], help="tell the template so (default: whatever the template does)"
@@ -89,10 +90,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     _cli.check_settings(settings, config, tokenizer, end_ids(folder, tokenizer))
 
+    mesh = _cli.mesh_of(args.mesh)
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     screen, aside = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False, soft_wrap=True)
     with aside.status("loading the model"):
-        generator = Generator.from_pretrained(folder, dtype=_cli.compute_dtype(args.dtype))
+        generator = Generator.from_pretrained(folder, dtype=_cli.compute_dtype(args.dtype), mesh=mesh)
     conversation = Conversation(
         generator, settings, system=args.system, enable_thinking=thinking, max_new_tokens=args.max_new_tokens
     )

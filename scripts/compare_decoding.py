@@ -68,6 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     _cli.add_sampling_flags(parser)
     _cli.add_head_reads_flag(parser)
     _cli.add_dtype_flag(parser)
+    _cli.add_mesh_flag(parser)
     _cli.add_marks_flag(parser)
     _cli.add_json_flag(parser)
     return parser.parse_args(argv)
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_jobs(config, [Job(prompt, args.max_new_tokens) for prompt in ids])
     dtype = _cli.compute_dtype(args.dtype)
     head_reads = None if args.head_reads is None else HeadReads(args.head_reads)
-    generator = Generator.from_pretrained(folder, dtype=dtype, head_reads=head_reads)
+    generator = Generator.from_pretrained(folder, dtype=dtype, head_reads=head_reads, mesh=_cli.mesh_of(args.mesh))
 
     console = Console(highlight=False, soft_wrap=True)
     quiet = args.json == "-"

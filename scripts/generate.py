@@ -131,9 +131,9 @@ def _continue_prompt(args: argparse.Namespace, folder: Path, request: "Request",
     from infer.screen import PromptStatus, Transcript
 
     console, shows_text = Console(highlight=False, soft_wrap=True), args.json != "-"
+    dtype, mesh = _cli.compute_dtype(args.dtype), _cli.mesh_of(args.mesh)
     with PromptStatus(Console(stderr=True), until_text=shows_text) as status:
-        dtype = _cli.compute_dtype(args.dtype)
-        generator = Generator.from_pretrained(folder, dtype=dtype, trunk_only=args.trunk_only)
+        generator = Generator.from_pretrained(folder, dtype=dtype, trunk_only=args.trunk_only, mesh=mesh)
         status.loaded()
         has_text = generator.tokenizer is not None
         transcript = Transcript(console, args.marks, request.text, args.num_samples, has_text=has_text)
@@ -178,7 +178,7 @@ def _continue_rows(args: argparse.Namespace, folder: Path, requests: "Sequence[R
     from infer.results import Results, result_row
     from infer.screen import RowsBar
 
-    dtype = _cli.compute_dtype(args.dtype)
+    dtype, mesh = _cli.compute_dtype(args.dtype), _cli.mesh_of(args.mesh)
     stderr, targets = Console(stderr=True), _targets(requests, args.num_samples)
     num_rows = len(targets)
     with ExitStack() as stack:
@@ -197,7 +197,7 @@ def _continue_rows(args: argparse.Namespace, folder: Path, requests: "Sequence[R
         # Rows that are written to the terminal would run into the bar.
         hidden = results is None and sys.stdout.isatty()
         bar = stack.enter_context(RowsBar(stderr, num_rows, num_rows - len(targets), hidden=hidden))
-        generator = Generator.from_pretrained(folder, dtype=dtype, trunk_only=args.trunk_only)
+        generator = Generator.from_pretrained(folder, dtype=dtype, trunk_only=args.trunk_only, mesh=mesh)
         bar.loaded()
 
         def write(piece: "Piece") -> None:

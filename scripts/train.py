@@ -18,7 +18,7 @@ examples:
   python scripts/train.py --config demo --workdir runs/chat --data 'chats/*.jsonl.gz' prose/ --set data_weights=3,1
 
 The same command on a work directory that has checkpoints resumes there. Other values are then accepted for steps
-(upwards), log_every and checkpoint_every only.
+(upwards), log_every, checkpoint_every and mesh only.
 
 settings for --set:
 """

@@ -32,6 +32,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_default_matmul_precision", "highest")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Tests on several devices need a process of their own: they run where they are named."""
+    named = any("many_devices" in argument for argument in config.args)
+    return True if collection_path.name == "many_devices" and not named else None
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_programs() -> Iterator[None]:
     """Drops compiled programs between files: each takes hundreds of memory mappings, of which a process has 65,530."""

@@ -294,7 +294,10 @@ class Checkpoints:
         self.wait()
         # Copies: the next step writes into the state's buffers while they are being saved, and on a CPU an array that
         # is fetched is a view of them.
-        state = jax.tree.map(np.array, jax.device_get(state))
+        if jax.sharding.get_mesh().empty:
+            state = jax.tree.map(np.array, jax.device_get(state))
+        elif jax.default_backend() == "cpu":  # elsewhere Orbax has fetched each device's part when it returns
+            state = jax.tree.map(jnp.copy, state)
         rest = state._replace(params=None)._asdict()
         del rest["params"]
         best = row.get(self._keep_best) if row.get("step") == counters.step else None
@@ -341,7 +344,8 @@ class Checkpoints:
         """The state after `step`.
 
         Args:
-          like: a state of the same shapes, such as `jax.eval_shape` gives.
+          like: a state of the same shapes, such as `jax.eval_shape` gives; where they say so, on several devices,
+            whichever those are that it was saved from.
 
         Raises:
           UserError: if the checkpoint is damaged.
@@ -419,8 +423,9 @@ def latest_step(workdir: Workdir) -> int | None:
 
 
 def _on_device(tree: PyTree) -> PyTree:
-    sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+    """Shapes, of which those that no mesh has a place for belong on the first device."""
+    first = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or first), tree)
 
 
 class Trained(NamedTuple):

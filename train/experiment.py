@@ -9,6 +9,7 @@ from typing import Any, get_args, get_origin
 
 from mtp_jax.config import AttentionConfig, DeltaNetConfig, ModelConfig, interleaved
 from mtp_jax.errors import UserError
+from mtp_jax.mesh_shape import MeshShape, parse_mesh
 
 HEAD_LOSSES = ("ce", "kl", "tv")
 GRADIENT_MODES = ("joint", "detached", "head_only")
@@ -17,7 +18,7 @@ LEARNING_RATE_SHAPES = ("cosine", "linear", "constant")
 DECAY = 0.6  # from one depth's weight to the next, in depth_weights=decay
 
 # A work directory may be continued with other values of these; of `steps` only upwards.
-CHANGEABLE = ("steps", "log_every", "checkpoint_every")
+CHANGEABLE = ("steps", "log_every", "checkpoint_every", "mesh")
 
 # A run that starts from a checkpoint takes these from its config.json.
 MODEL_SETTINGS = (
@@ -58,6 +59,11 @@ class Experiment:
     sequence_length: int = _setting(256, "tokens a row")
     seed: int = _setting(0, "of the weights and of the order of the data")
     dtype: str = _setting("auto", "of matrix products: float32, bfloat16, or auto (float32 on a CPU, else bfloat16)")
+    mesh: tuple[str, ...] = _setting(
+        (),
+        "devices that the run is spread over, all there are: data:N spreads rows, fsdp:N rows and parameters, tensor:N "
+        "heads, hidden channels, experts and vocabulary; none: one device",
+    )
     log_every: int = _setting(10, "steps from one row of metrics.jsonl to the next")
     checkpoint_every: int = _setting(500, "steps from one checkpoint to the next")
     keep_checkpoints: int = _setting(3, "latest checkpoints that are kept; 0 keeps all")
@@ -180,6 +186,13 @@ class Experiment:
             self.accumulate_steps >= 1 and self.batch_size % self.accumulate_steps == 0,
             f"a divisor of batch_size {self.batch_size}",
         )
+        shape = self.mesh_shape()
+        rows = self.accumulate_steps * (shape.rows if shape else 1)
+        self._require(
+            "batch_size",
+            self.batch_size % rows == 0,
+            f"a multiple of {rows}, accumulate_steps times the mesh's data and fsdp",
+        )
         self._require("max_skipped_steps", self.max_skipped_steps >= 1, "at least 1")
         self._require("seed", 0 <= self.seed < 2**32, "between 0 and 2**32 - 1")
         self._require_one_of("dtype", ("float32", "bfloat16", "auto"))
@@ -280,6 +293,10 @@ class Experiment:
 
     def _require_one_of(self, name: str, names: tuple[str, ...]) -> None:
         self._require(name, getattr(self, name) in names, f"{', '.join(names[:-1])} or {names[-1]}")
+
+    def mesh_shape(self) -> MeshShape | None:
+        """The setting `mesh`; None: one device."""
+        return parse_mesh(self.mesh, "setting mesh")
 
     def depth_weight_values(self) -> tuple[float, ...]:
         """w_1, .., w_D: a weight for each depth, summing to 1.

@@ -13,6 +13,7 @@ import numpy as np
 
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
+from mtp_jax.sharding import laid_out, make_mesh, on_mesh, own_rows
 from mtp_jax.text import end_ids
 from train.acceptance import Acceptance, held_out_prompts
 from train.batch import empty_batch
@@ -54,8 +55,10 @@ def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[
     experiment = with_dtype(experiment)
     if experiment.init:  # the run continues from any folder
         experiment = dataclasses.replace(experiment, init=str(Path(experiment.init).absolute()))
+    shape = experiment.mesh_shape()
+    mesh = shape and make_mesh(shape, "setting mesh")
     workdir = Workdir(root)
-    with closing(workdir):
+    with closing(workdir), on_mesh(mesh):
         return _train(experiment, workdir, progress)
 
 
@@ -102,12 +105,13 @@ def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict
     try:
         latest = checkpoints.latest()
         if latest is None:
-            state = initial_state(model, experiment, start.params(experiment))
+            state = laid_out(initial_state(model, experiment, start.params(experiment)), start.config)
             counters = Counters(0, 0, batches.state())
         else:
             like = stored(jax.eval_shape(lambda: initial_state(model, experiment)), experiment)
-            state, counters = checkpoints.restore(latest, like)
-            state = state._replace(params=start.completed(state.params, experiment))
+            state, counters = checkpoints.restore(latest, laid_out(like, start.config))
+            params = start.completed(state.params, experiment)
+            state = state._replace(params=laid_out(params, start.config))
             batches.restore(counters.position)
             progress.say(f"continuing from step {counters.step}")
         workdir.keep_rows_up_to(counters.step)
@@ -116,7 +120,8 @@ def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict
             for tree in (state.params, trained(state.params, experiment))
         )
         part = f", {changing:,} of them trained" if changing < total else ""
-        progress.say(f"{total:,} parameters{part}, {experiment.dtype}")
+        where = f", over {','.join(experiment.mesh)}" if experiment.mesh else ""
+        progress.say(f"{total:,} parameters{part}, {experiment.dtype}{where}")
         _run(
             experiment,
             model,
@@ -148,7 +153,7 @@ def _run(
     progress: Progress,
 ) -> None:
     """Steps from `counters` to the end. A step's metrics are fetched while the next step runs."""
-    example = empty_batch(experiment.batch_size, experiment.sequence_length)
+    example = own_rows(empty_batch(experiment.batch_size // jax.process_count(), experiment.sequence_length))
     # Ahead of time, so that no step's time has the compiler's in it.
     with progress.task("compiling"):
         compiled_step = train_step.lower(model, experiment, state, example, np.float32(0.0)).compile()
@@ -164,7 +169,7 @@ def _run(
         while counters.step < experiment.steps and not stop_requested():
             batch = next(batches)
             weight = mtp_weight(experiment, counters.tokens)
-            state, metrics = compiled_step(state, batch, np.float32(weight))
+            state, metrics = compiled_step(state, own_rows(batch), np.float32(weight))
             if pending:
                 recorder.settle(pending)
             step = counters.step + 1

@@ -13,6 +13,7 @@ from mtp_jax.errors import UserError
 from mtp_jax.hf.parameters import flatten, unflatten
 from mtp_jax.layers.router import balanced_bias
 from mtp_jax.mtp import MTPModel, init_params
+from mtp_jax.sharding import ROWS, spread, spread_parameters
 from train.batch import Batch
 from train.experiment import Experiment
 from train.lora import ADAPTERS, adapting, with_adapters
@@ -146,6 +147,7 @@ def train_step(
         skipped=skipped,
         skipped_in_a_row=in_a_row,
     )
+    new_state = spread_parameters(new_state, model.config)
     return new_state, StepMetrics(report, learning_rate, grad_norm, skipped, in_a_row)
 
 
@@ -177,7 +179,7 @@ def loss_and_gradients(
 
     def part_result(part: Batch) -> tuple[Losses, PyTree]:
         (_, report), gradients = jax.value_and_grad(part_loss, has_aux=True)(trained(params, experiment), part)
-        return report, gradients
+        return report, spread_parameters(gradients, model.config)
 
     num_parts = experiment.accumulate_steps
     if num_parts == 1:
@@ -186,7 +188,7 @@ def loss_and_gradients(
     def add(total: PyTree, part: Batch) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, part_result(part)), None
 
-    parts = jax.tree.map(lambda x: x.reshape(num_parts, -1, *x.shape[1:]), batch)
+    parts = jax.tree.map(lambda x: spread(jnp.asarray(x).reshape(num_parts, -1, *x.shape[1:]), None, ROWS), batch)
     shapes = jax.eval_shape(part_result, jax.tree.map(lambda x: x[0], parts))
     total, _ = jax.lax.scan(add, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), parts)
     return total

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from mtp_jax.sharding import ROWS, TENSOR, axis_size, spread
+
 
 class TokenLosses(NamedTuple):
     """What each predictor (the trunk, then the head at each depth) gives at each place."""
@@ -64,7 +66,7 @@ def vocabulary_losses(
       head_loss: ce, kl or tv.
       gradient_mode: joint: the total's gradient. detached: the head's terms count the output matrix as given.
         head_only: the trunk's term counts its hidden states as given, and all terms the output matrix.
-      chunk: rows of logits that exist at one time.
+      chunk: rows of logits that exist at one time, on each device.
 
     Returns:
       total, differentiable in hidden, kernel and weights, and results by token without a gradient. Losses are float32.
@@ -99,7 +101,44 @@ _weighted.defvjp(_forward, _backward)
 
 
 def _scan(hidden, kernel, labels, weights, how: _How, *, with_gradient) -> tuple[Array, ...]:
-    """total, losses, best; with_gradient: also the gradients of total in hidden and kernel."""
+    """total, losses, best; with_gradient: also the gradients of total in hidden and kernel.
+
+    Under a mesh every part of the rows goes through its own tokens, and gradients in the kernel are added up at the
+    end. Left to the partitioner, chunks would be what is spread, and each be worked on by all.
+    """
+    outputs, d_hidden, d_kernel = _scan_parts(
+        hidden, spread(kernel.astype(hidden.dtype), None, TENSOR), labels, weights, how, with_gradient
+    )
+    if d_hidden is None:
+        return outputs
+    d_hidden = jnp.pad(d_hidden, [(how.first_learner(), 0), (0, 0), (0, 0)])
+    return *outputs, d_hidden, jnp.broadcast_to(d_kernel, kernel.shape).astype(kernel.dtype)
+
+
+def _scan_parts(hidden, matrix, labels, weights, *static):
+    """Results of `_scan_part`.
+
+    Under a mesh every part of the rows goes through its own tokens, and the parts' gradients in the kernel are added up
+    at the end: left to the partitioner, chunks would be what is spread, and each be worked on by all.
+    """
+    parts, places = axis_size(ROWS), labels.shape[0]
+    if parts == 1 or places % parts:
+        return _scan_part(hidden, matrix, labels, weights, *static)
+
+    def split(x, axis):
+        return spread(x.reshape(*x.shape[:axis], parts, -1, *x.shape[axis + 1 :]), *[None] * axis, ROWS)
+
+    def joined(x):
+        return x.reshape(x.shape[0], places, *x.shape[3:])
+
+    of_part = jax.vmap(lambda *part: _scan_part(*part, *static), in_axes=(1, None, 0, 1), out_axes=((0, 1, 1), 1, 0))
+    (total, losses, best), d_hidden, d_kernel = of_part(split(hidden, 1), matrix, split(labels, 0), split(weights, 1))
+    d_hidden = None if d_hidden is None else joined(d_hidden)
+    return (jnp.sum(total), joined(losses), joined(best)), d_hidden, jnp.sum(d_kernel, axis=0)
+
+
+def _scan_part(hidden, matrix, labels, weights, how: _How, with_gradient: bool):
+    """(total, losses, best), and the gradients of total in the hidden states of those that learn, and in the matrix."""
     predictors, num_tokens = weights.shape
     chunk = min(max(1, how.chunk // predictors), num_tokens)
     num_chunks = -(-num_tokens // chunk)
@@ -117,8 +156,7 @@ def _scan(hidden, kernel, labels, weights, how: _How, *, with_gradient) -> tuple
         x = jnp.moveaxis(x, 0, 1)
         return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :num_tokens]
 
-    matrix = kernel.astype(hidden.dtype)
-    ids = jnp.arange(kernel.shape[1], dtype=labels.dtype)[None, None, :]
+    ids = jnp.arange(matrix.shape[1], dtype=labels.dtype)[None, None, :]
 
     def body(d_kernel, inputs):
         h, label, weight = inputs  # [p C D], [C], [p C]: p predictors of C places
@@ -133,15 +171,12 @@ def _scan(hidden, kernel, labels, weights, how: _How, *, with_gradient) -> tuple
             d_kernel += jnp.einsum("pCD,pCv->Dv", h[:teachers], d_logits[:teachers], preferred_element_type=jnp.float32)
         return d_kernel, (loss, best, d_h.astype(hidden.dtype))
 
-    start = jnp.zeros(kernel.shape if with_gradient and teachers else (), jnp.float32)
+    start = jnp.zeros(matrix.shape if with_gradient and teachers else (), jnp.float32)
     inputs = (chunks(hidden, 1), chunks(labels, 0), chunks(weights, 1))
     d_kernel, per_chunk = jax.lax.scan(body, start, inputs)
     losses, best, *d_hidden = map(whole, per_chunk)
     outputs = (jnp.sum(losses * weights), losses, best.astype(labels.dtype))
-    if not with_gradient:
-        return outputs
-    d_hidden = jnp.pad(d_hidden[0], [(first, 0), (0, 0), (0, 0)])
-    return *outputs, d_hidden, jnp.broadcast_to(d_kernel, kernel.shape).astype(kernel.dtype)
+    return outputs, d_hidden[0] if with_gradient else None, d_kernel
 
 
 def _losses(

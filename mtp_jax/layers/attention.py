@@ -11,6 +11,7 @@ from mtp_jax.documents import Documents
 from mtp_jax.layers.blocked_attention import attend_to_cache
 from mtp_jax.layers.norm import RMSNorm
 from mtp_jax.layers.rope import rotate
+from mtp_jax.sharding import ROWS, TENSOR, spread
 from mtp_jax.state import AttentionState, AttentionTrail, ChainState
 
 # Up to here one product over all slots: decoding and verifying compile twice as fast as with a loop over blocks. Over
@@ -133,7 +134,8 @@ class Attention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q = rotate(q, position, config.rotary_dim, config.rope_theta)
         k = rotate(k, position, config.rotary_dim, config.rope_theta)
-        return q, gate, jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+        k, v = (spread(jnp.swapaxes(x, 1, 2), ROWS, TENSOR) for x in (k, v))
+        return spread(q, ROWS, None, TENSOR), gate, k, v
 
     def _output(self, y: Float[Array, "B T H K"], gate: Float[Array, "B T H K"] | None) -> Float[Array, "B T D"]:
         if gate is not None:

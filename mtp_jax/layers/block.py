@@ -13,6 +13,7 @@ from mtp_jax.layers.mlp import SwiGLU
 from mtp_jax.layers.moe import MoE
 from mtp_jax.layers.norm import RMSNorm
 from mtp_jax.layers.router import Routing
+from mtp_jax.sharding import ROWS, spread
 from mtp_jax.state import AttentionState, AttentionTrail, ChainState, DeltaState, DeltaTrail
 
 
@@ -85,15 +86,17 @@ class Block(nn.Module):
         return self._add_mlp(x + y), trail
 
     def _add_mlp(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = spread(x, ROWS)
+        return spread(x + self.mlp(self.post_attention_layernorm(x)), ROWS)
 
     def _add_routed_mlp(
         self, x: Float[Array, "B T D"], docs: Documents
     ) -> tuple[Float[Array, "B T D"], Routing | None]:
         if not isinstance(self.mlp, MoE):
             return self._add_mlp(x), None
+        x = spread(x, ROWS)
         y, routing = self.mlp.routed(self.post_attention_layernorm(x), docs.counted)
-        return x + y, routing
+        return spread(x + y, ROWS), routing
 
 
 REMAT = {

@@ -13,6 +13,7 @@ from mtp_jax.documents import Documents
 from mtp_jax.layers.delta_rule import gated_delta_rule, probe_delta_rule
 from mtp_jax.layers.norm import GatedRMSNorm
 from mtp_jax.layers.short_conv import short_conv
+from mtp_jax.sharding import ROWS, TENSOR, spread
 from mtp_jax.state import DeltaState, DeltaTrail, empty_delta_state, last_inputs
 
 UNIT_NORM_EPS = 1e-6
@@ -92,17 +93,20 @@ class GatedDeltaNet(nn.Module):
         q, k, v = jnp.split(mixed, (config.key_width, 2 * config.key_width), axis=-1)
         per_key = config.num_v_heads // config.num_k_heads
 
+        def by_head(y: Array) -> Array:
+            return spread(y, ROWS, None, TENSOR)
+
         def unit_heads(y: Array) -> Array:
             y = y.reshape(batch, time, config.num_k_heads, config.head_k_dim)
             y = y * jax.lax.rsqrt(jnp.sum(jnp.square(y), axis=-1, keepdims=True) + UNIT_NORM_EPS)
-            return jnp.repeat(y, per_key, axis=2)
+            return by_head(jnp.repeat(y, per_key, axis=2))
 
         rate = jnp.exp(self.A_log)[None, None]
         step = nn.softplus(self.in_proj_a(x).astype(jnp.float32) + self.dt_bias[None, None])
         inputs = _RuleInputs(
             q=unit_heads(q) * config.head_k_dim**-0.5,
             k=unit_heads(k),
-            v=v.reshape(batch, time, config.num_v_heads, config.head_v_dim),
+            v=by_head(v.reshape(batch, time, config.num_v_heads, config.head_v_dim)),
             g=-rate * step,
             beta=nn.sigmoid(self.in_proj_b(x).astype(jnp.float32)),
         )

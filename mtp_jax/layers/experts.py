@@ -26,7 +26,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
+
+from mtp_jax.sharding import ROWS, TENSOR, axis_size
 
 FEWEST_ROWS, MOST_ROWS = 4, 64
 
@@ -62,13 +65,48 @@ def mix_experts(
     """
     if not x.shape[0]:
         return x.astype(jnp.float32)
+    if axis_size((*ROWS, TENSOR)) > 1:
+        return _mix_on_mesh(x, choice, weights, experts)
+    return _mix(x, choice, weights, experts, experts.gate.shape[0])
+
+
+def _mix_on_mesh(
+    x: Float[Array, "M D"], choice: Int[Array, "M k"], weights: Float[Array, "M k"], experts: Experts
+) -> Float[Array, "M D"]:
+    """Each device mixes for its own tokens what its own experts, N over `tensor`, say; their sum is the result.
+
+    By hand: left to the partitioner, the sort would see all tokens on every device, and the loop fetch matrices from
+    one device after another.
+    """
+    num_experts = experts.gate.shape[0]
+    rows = ROWS if x.shape[0] % axis_size(ROWS) == 0 else None
+    parts = axis_size(TENSOR) if num_experts % axis_size(TENSOR) == 0 else 1
+    over = TENSOR if parts > 1 else None
+
+    def own(x: Array, choice: Array, weights: Array, experts: Experts) -> Array:
+        if over:
+            choice = choice - jax.lax.axis_index(TENSOR).astype(choice.dtype) * (num_experts // parts)
+            # Those of other devices go past the last.
+            choice = jnp.where((choice >= 0) & (choice < num_experts // parts), choice, num_experts // parts)
+        return _mix(x, choice, weights, experts, num_experts)[None]
+
+    tokens, matrices = PartitionSpec(rows), PartitionSpec(over)
+    mixed = jax.shard_map(
+        own, in_specs=(tokens, tokens, tokens, matrices), out_specs=PartitionSpec(over, rows), check_vma=False
+    )(x, choice, weights, experts)
+    return jnp.sum(mixed, axis=0)
+
+
+def _mix(
+    x: Float[Array, "M D"], choice: Int[Array, "M k"], weights: Float[Array, "M k"], experts: Experts, spread_over: int
+) -> Float[Array, "M D"]:
+    """Args: experts: N of the `spread_over` that are chosen from. A choice of N or more is of one that is not here."""
     # For a CPU, and for CUDA up to jaxlib 0.10.2 (openxla/xla pull request 45995), `ragged_dot` becomes a product of
     # every row with every expert.
     if jax.default_backend() == "tpu":
         return mix_ragged(x, choice, weights, experts)
-    num_experts = experts.gate.shape[0]
-    rows = block_rows(choice.shape[0], choice.shape[1], num_experts)
-    return mix_blocks(x, weights, experts, sort_by_expert(choice, num_experts, rows))
+    rows = block_rows(choice.shape[0], choice.shape[1], spread_over)
+    return mix_blocks(x, weights, experts, sort_by_expert(choice, experts.gate.shape[0], rows))
 
 
 def mix_ragged(
@@ -80,6 +118,7 @@ def mix_ragged(
     product = partial(jax.lax.ragged_dot, group_sizes=end - begin, preferred_element_type=jnp.float32)
     gate, up = (product(x[token], matrices.astype(x.dtype)) for matrices in (experts.gate, experts.up))
     y = product((jax.nn.silu(gate) * up).astype(x.dtype), experts.down.astype(x.dtype))
+    y = jnp.where((jnp.arange(y.shape[0]) < end[-1])[:, None], y, 0.0)
     return jnp.zeros(x.shape, jnp.float32).at[token].add(y * weights.reshape(-1)[order][:, None])
 
 
