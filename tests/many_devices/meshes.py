@@ -1,10 +1,17 @@
 """Meshes by name, and how what they give is compared with what one device gives."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
+from bent_model import CONFIG, EXPERTS
 
+from mtp_jax.config import LayerType
 from mtp_jax.mesh_shape import parse_mesh
 from mtp_jax.sharding import make_mesh
+
+SMALLEST = replace(CONFIG, layer_types=(LayerType.LINEAR,), moe=EXPERTS, num_dense_layers=1)
+"""DeltaNet and an MLP in the trunk, attention and experts in the head: each part once, to be compiled quickly."""
 
 
 def mesh(words: str) -> jax.sharding.Mesh:

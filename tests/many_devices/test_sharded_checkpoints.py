@@ -5,8 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from bent_model import FAMILIES
-from meshes import mesh
+from meshes import SMALLEST, mesh
 
 from configs import PRESETS
 from mtp_jax.mtp import MTPModel
@@ -17,25 +16,23 @@ from train.loop import train
 from train.progress import Progress
 from train.step import initial_state
 
-CONFIG = FAMILIES["hybrid with experts"]
-
 
 def test_saved_on_one_mesh_and_restored_on_others(tmp_path):
     experiment = replace(PRESETS["tiny"](), dtype="float32")
-    shapes = jax.eval_shape(lambda: initial_state(MTPModel(CONFIG), experiment))
+    shapes = jax.eval_shape(lambda: initial_state(MTPModel(SMALLEST), experiment))
     rng = np.random.default_rng(0)
     values = jax.tree.map(lambda x: (rng.normal(size=x.shape) * 9).astype(x.dtype), shapes)
     overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x * 0 - 1, state), donate_argnums=0)
     checkpoints = Checkpoints(Workdir(tmp_path), keep=0)
     with on_mesh(mesh("data:2,fsdp:2,tensor:2")):
-        state = laid_out(values, CONFIG)
+        state = laid_out(values, SMALLEST)
         checkpoints.save(state, Counters(1, 0, {}))
         jax.block_until_ready(overwrite(state))  # the next step does so while the state is being saved
     checkpoints.wait()
     for devices in ("fsdp:4,tensor:2", "data:8"):
         with on_mesh(mesh(devices)):
-            restored, _ = checkpoints.restore(1, laid_out(shapes, CONFIG))
-        assert jax.tree.map(lambda x: x.sharding, restored) == parameter_shardings(shapes, CONFIG, mesh(devices))
+            restored, _ = checkpoints.restore(1, laid_out(shapes, SMALLEST))
+        assert jax.tree.map(lambda x: x.sharding, restored) == parameter_shardings(shapes, SMALLEST, mesh(devices))
         jax.tree.map(np.testing.assert_array_equal, restored, values)
     alone, _ = checkpoints.restore(1, shapes)
     assert {len(x.devices()) for x in jax.tree.leaves(alone)} == {1}
