@@ -34,7 +34,6 @@ from typing import Any
 import _cli
 
 from configs import PRESETS
-from mtp_jax.errors import UserError
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -77,11 +76,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
 
-    from train.ablation.grid import grid, parse_schedules, parse_vary, parse_weights
+    from train.ablation.grid import grid, parse_schedules, parse_vary, parse_weights, preset_for
 
-    if any(setting.partition("=")[0] == "seed" for setting in args.set):
-        raise UserError("--set seed: the grid sets it, from 0; see --seeds")
-    preset = dataclasses.replace(PRESETS[args.config](), keep_checkpoints=1)
+    preset = preset_for(dataclasses.replace(PRESETS[args.config](), keep_checkpoints=1), args.set)
     base = _cli.experiment_from(preset, args)
     weights, schedules = parse_weights(args.weights or ""), parse_schedules(args.schedules)
     runs = grid(base, weights, schedules, parse_vary(args.vary), args.seeds)

@@ -36,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
 
     from train.ablation.document import write_document
+    from train.ablation.table import number_of
 
     path, ablation = write_document(args.grid, args.out, args.reference)
-    runs = sum(len(arm.runs) for arm in ablation.arms)
-    print(f"{path}: {len(ablation.arms)} arms, {runs} runs; {len(ablation.left_out)} left out", file=sys.stderr)
+    arms, runs = number_of(len(ablation.arms), "arm"), number_of(len(ablation.runs), "run")
+    print(f"{path}: {arms}, {runs}; {len(ablation.left_out)} left out", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@
 any, the rate is that of a matrix product on this machine times the share of it that training was measured to reach.
 """
 
+import heapq
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -91,8 +92,22 @@ def measured_speed() -> Speed:
 
 
 def run_seconds(run: Run, speed: Speed, processes: int) -> float:
-    """Wall time of a run that shares the machine with others."""
-    return speed.overhead + processes * flops(run.experiment, run.tokens) / speed.flops_per_second
+    """Wall time of a run that shares the machine with others. What it takes besides its steps keeps about one core."""
+    overhead = speed.overhead * max(1.0, processes / num_cores())
+    return overhead + processes * flops(run.experiment, run.tokens) / speed.flops_per_second
+
+
+def side_by_side(num_runs: int, processes: int) -> int:
+    """How many of so many runs are under way at a time."""
+    return max(1, min(num_runs, processes))
+
+
+def all_seconds(seconds: Iterable[float], processes: int) -> float:
+    """Until runs of so many seconds each have ended, if each begins as soon as one of the processes is free."""
+    free = [0.0] * processes
+    for each in seconds:
+        heapq.heapreplace(free, free[0] + each)
+    return max(free)
 
 
 def seconds_left(
@@ -106,9 +121,10 @@ def seconds_left(
     speed = speed_of(records, num_cores())
     if speed is None:
         return None
+    processes = side_by_side(len(begun) + len(waiting), processes)
     seconds = [max(run_seconds(run, speed, processes) - elapsed, 0.0) for run, elapsed in begun]
     seconds += [run_seconds(run, speed, processes) for run in waiting]
-    return sum(seconds) / processes
+    return all_seconds(seconds, processes)
 
 
 def duration(seconds: float) -> str:

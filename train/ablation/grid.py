@@ -149,6 +149,24 @@ def grid(
     return runs
 
 
+def preset_for(preset: Experiment, assignments: Iterable[str]) -> Experiment:
+    """The preset that the settings of `--set KEY=VALUE` are put upon. No run has its weights: there are as many as go
+    with the switch points that are set, which so need not fit the preset's own schedule.
+
+    Raises:
+      UserError: if one sets what the grid sets by itself, or the points are none.
+    """
+    for assignment in assignments:
+        key, _, value = (part.strip() for part in assignment.partition("="))
+        if key == "mtp_switch_tokens":
+            points = parse_setting(key, value)
+            weights = (0.0,) * (len(points) + 1)
+            preset = dataclasses.replace(preset, mtp_weights=weights, mtp_switch_tokens=points)
+        elif key in _OWN_FLAGS:
+            raise UserError(f"--set {key}: the grid sets {key} by itself; see {_OWN_FLAGS[key]}")
+    return preset
+
+
 def schedule_name(weights: Sequence[float]) -> str:
     """`0.3`, or `0.3-then-0.1`."""
     return _THEN.join(map(_number, weights))

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _MOST_ROWS = 60
 _CURVES = ("step", "tokens", "main_loss", "mtp_loss", "mtp_weight")
 _EVALUATED = "eval_"
+_NO_RECORD = "no name or no settings"
 # Change no figure of a finished run.
 _FREE = ("log_every", "checkpoint_every", "keep_checkpoints")
 
@@ -125,6 +126,8 @@ class GridFolder:
             record = records.get(run.name)
             if record is None and (where / "record.json").is_file():
                 record = read_json_object(where / "record.json")
+                if not _is_record(record):
+                    raise UserError(f"{where / 'record.json'}: expected a record of a run: {_NO_RECORD}")
             if record is not None:
                 _check_same(f"{self.root}: run {run.name} is recorded", record["settings"], run, free=_FREE)
                 done[run.name] = record
@@ -148,8 +151,8 @@ def read_records(path: Path) -> list[Record]:
             break
         try:
             record = json.loads(line)
-            if not (isinstance(record, dict) and isinstance(record.get("name"), str) and "settings" in record):
-                raise ValueError("no name or no settings")
+            if not _is_record(record):
+                raise ValueError(_NO_RECORD)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: expected a record of a run: {error}") from error
         records.append(record)
@@ -232,8 +235,15 @@ def commit(root: Path = ROOT) -> str | None:
         return None
 
 
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and isinstance(value.get("settings"), dict)
+
+
 def _check_same(what: str, settings: Record, run: Run, free: Sequence[str]) -> None:
-    before, now = Experiment.from_json(settings), run.experiment
+    try:
+        before, now = Experiment.from_json(settings), run.experiment
+    except UserError as error:
+        raise UserError(f"{what} with settings that cannot be compared: {error}; name another --workdir") from error
     if now.dtype == "auto":
         now = dataclasses.replace(now, dtype=before.dtype)
     for field in dataclasses.fields(Experiment):

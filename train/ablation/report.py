@@ -4,7 +4,7 @@ from collections.abc import Container, Sequence
 from typing import Any
 
 from train.ablation.cores import num_cores
-from train.ablation.estimate import duration, measured_speed, run_seconds, speed_of
+from train.ablation.estimate import all_seconds, duration, measured_speed, run_seconds, side_by_side, speed_of
 from train.ablation.grid import Run
 from train.ablation.records import Record
 from train.experiment import shown
@@ -24,6 +24,8 @@ def plan(runs: Sequence[Run], records: Sequence[Record], done: Container[str], p
       records: all of the folder, from which the speed is known.
     """
     speed = speed_of(records, num_cores()) or measured_speed()
+    num_left = sum(run.name not in done for run in runs)
+    processes = side_by_side(num_left, processes)
     planned = [
         {
             "name": run.name,
@@ -39,12 +41,11 @@ def plan(runs: Sequence[Run], records: Sequence[Record], done: Container[str], p
         }
         for run in runs
     ]
-    left = sum(run["seconds"] for run in planned) / processes
-    num_left = sum(not run["done"] for run in planned)
+    left = all_seconds((run["seconds"] for run in planned if not run["done"]), processes)
     at_a_time = f", {processes} at a time" if processes > 1 else ""
     summary = (
-        f"{len(runs)} runs, {num_left} to do{at_a_time}: about {duration(left)} in all, {duration(speed.overhead)} of "
-        f"each besides its steps; estimated from {speed.source}"
+        f"{len(runs)} run{'s' * (len(runs) != 1)}, {num_left} to do{at_a_time}: about {duration(left)} in all, "
+        f"{duration(speed.overhead)} of each besides its steps; estimated from {speed.source}"
     )
     return {"runs": planned, "seconds": left, "estimated_from": speed.source, "summary": summary}
 

@@ -92,7 +92,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _set_up(ablation: Ablation) -> list[str]:
     runs = ablation.runs
     lines = [
-        f"{_number_of(len(ablation.arms), 'arm')}, {_number_of(len(runs), 'run')} that "
+        f"{number_of(len(ablation.arms), 'arm')}, {number_of(len(runs), 'run')} that "
         f"{'counts' if len(runs) == 1 else 'count'}: held-out main loss below a unigram model's. λ is the weight of "
         "the MTP loss; an arm is named by its schedule and what else is varied.",
         _table(
@@ -242,7 +242,8 @@ def _left_out(ablation: Ablation) -> list[str]:
     return ["## Runs that are not in these figures", _table(("run", "why"), rows)]
 
 
-def _number_of(count: int, what: str) -> str:
+def number_of(count: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 

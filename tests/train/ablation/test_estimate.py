@@ -7,8 +7,9 @@ import pytest
 
 from configs import PRESETS
 from train.ablation.cores import split_cores
-from train.ablation.estimate import Speed, duration, flops, run_seconds, seconds_left, speed_of
+from train.ablation.estimate import Speed, all_seconds, duration, flops, run_seconds, seconds_left, speed_of
 from train.ablation.grid import grid, parse_vary
+from train.ablation.report import plan
 
 TINY = PRESETS["tiny"]()
 
@@ -52,6 +53,28 @@ def test_runs_under_way_count_for_what_they_still_take():
     records = [_record(TINY, 4.0, 10.0, run.tokens, cores)]
     assert seconds_left(records, [(run, 3.0)], [run, run], 1) == pytest.approx(7 + 20)
     assert seconds_left(records, [(run, 99.0)], [], 1) == 0
+    assert seconds_left(records, [(run, 3.0)], [], 99) == pytest.approx(7)
+
+
+def test_more_processes_than_runs_make_nothing_faster():
+    (run,) = grid(TINY, (0.3,), (), (), 1)
+    records = [_record(TINY, 4.0, 10.0, run.tokens, len(os.sched_getaffinity(0)))]
+    one, many = (plan([run], records, (), processes) for processes in (1, 99))
+    assert one["seconds"] == many["seconds"] == many["runs"][0]["seconds"] == pytest.approx(10)
+    assert many["summary"].startswith("1 run, 1 to do: about 10 s in all")
+    done = plan([run], records, {run.name}, 99)
+    assert (done["seconds"], done["summary"][:15]) == (0, "1 run, 0 to do:")
+
+
+def test_a_run_begins_where_another_ends():
+    assert all_seconds([3.0, 1.0, 1.0, 4.0], 2) == 6.0  # 3 beside 1, 1 and then 4: not half of 9
+    assert all_seconds([], 2) == 0.0
+
+
+def test_processes_beyond_the_cores_wait_for_each_other(monkeypatch):
+    monkeypatch.setattr("train.ablation.estimate.num_cores", lambda: 2)
+    (run,) = grid(TINY, (0.3,), (), (), 1)
+    assert [run_seconds(run, Speed(1e30, 5.0, "nothing"), n) for n in (1, 2, 8)] == pytest.approx([5, 5, 20])
 
 
 def test_cores_are_split_without_overlap(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from configs import PRESETS
 from mtp_jax.errors import UserError
-from train.ablation.grid import grid, parse_schedules, parse_vary, parse_weights
+from train.ablation.grid import grid, parse_schedules, parse_vary, parse_weights, preset_for
 
 TINY = PRESETS["tiny"]()  # 24 steps of 4 rows of 128: 12,288 tokens; its switch point is 6,144
 
@@ -52,12 +52,20 @@ def test_nothing_else_differs_between_the_arms_of_a_seed():
         ("0.3-then-0.1", ["mtp_switch_tokens=12288"], (6144,)),  # at its end no token is left
         ("0.3-then-0.1", ["steps=6"], (1536,)),
         ("1-then-0.3-then-0.1", [], (4096, 8192)),
-        ("1-then-0.3-then-0.1", ["mtp_weights=3,2,1", "mtp_switch_tokens=10,20"], (10, 20)),
+        ("1-then-0.3-then-0.1", ["mtp_switch_tokens=10,20"], (10, 20)),  # more than the preset's own schedule has
+        ("0.3-then-0.1", ["mtp_switch_tokens="], (6144,)),
     ],
 )
 def test_where_a_schedule_switches(schedule, settings, points):
-    (run,) = _grid(schedules=schedule, base=TINY.override(settings))
+    (run,) = _grid(schedules=schedule, base=preset_for(TINY, settings).override(settings))
     assert run.experiment.mtp_switch_tokens == points
+
+
+@pytest.mark.parametrize("setting", ["seed=1", "mtp_weights=0.5,0.2", " mtp_weights =0.5"])
+def test_what_the_grid_sets_is_not_to_be_set(setting):
+    key = setting.partition("=")[0].strip()
+    with pytest.raises(UserError, match=f"--set {key}: the grid sets {key} by itself; see --"):
+        preset_for(TINY, ["steps=3", setting])
 
 
 def test_a_varied_length_moves_the_switch_point():

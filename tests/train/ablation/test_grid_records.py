@@ -81,7 +81,7 @@ def test_a_line_that_was_cut_short_is_replaced(folder, runs):
     folder.close()
 
 
-@pytest.mark.parametrize("line", ["x", "[]", "{}", '{"name": 1, "settings": {}}'])
+@pytest.mark.parametrize("line", ["x", "[]", "{}", '{"name": 1, "settings": {}}', '{"name": "0", "settings": 1}'])
 def test_a_line_that_is_no_record_is_named(folder, line):
     folder.root.mkdir()
     folder.records.write_text(line + "\n")
@@ -116,6 +116,29 @@ def test_other_settings_under_the_same_name_are_refused(folder, runs):
     with pytest.raises(UserError, match=r"has begun with other settings: held_out is x there and bisect\.py here"):
         folder.finished(runs[3:])
     folder.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lambda": 1}, "cannot be compared: setting lambda: this version has no such setting; name another --workdir"),
+        ({"steps": "x"}, "cannot be compared: setting steps: expected int, got 'x'; name another --workdir"),
+    ],
+)
+def test_settings_of_another_version_are_told_with_their_run(folder, runs, settings, message):
+    folder.claim()
+    folder.append({"name": runs[0].name, "settings": settings})
+    with pytest.raises(UserError) as error:
+        folder.finished(runs)
+    assert f"{folder.root}: run {runs[0].name} is recorded with settings that {message}" == str(error.value)
+    folder.close()
+
+
+def test_a_run_s_own_record_that_is_none_is_named(folder, runs):
+    folder.workdir(runs[0].name).mkdir(parents=True)
+    (folder.workdir(runs[0].name) / "record.json").write_text("{}")
+    with pytest.raises(UserError, match=r"record\.json: expected a record of a run: no name or no settings"):
+        folder.finished(runs)
 
 
 def test_a_folder_is_for_one_grid_at_a_time(folder):
