@@ -105,6 +105,13 @@ def test_runs_of_different_commits_and_settings_are_told():
     ]
 
 
+def test_runs_that_were_measured_on_different_text_are_told():
+    runs = [record("0.1", 0, 3.0), record("0.1", 0, 3.1, {"vocab_size": 512})]
+    assert "different text" not in tables(runs)
+    runs[1]["unigram_loss"] = 6.1
+    assert "**Runs were measured on different text or in different tokens**" in tables(runs)
+
+
 @pytest.mark.parametrize(
     ("mean", "half_width", "text"),
     [

@@ -163,7 +163,11 @@ def _failure(folder: GridFolder, child: _Child) -> Failure | None:
         file.seek(child.log_start)
         lines = file.read().decode("utf-8", "replace").split("\n")
     words = [line.strip() for line in lines if line.strip()]
-    return Failure(child.run.name, words[-1].removeprefix("error: ") if words else f"exit status {status}")
+    if not words:
+        return Failure(child.run.name, f"exit status {status}")
+    # Threads that are torn down at the end may complain after it.
+    told = [line for line in words if line.startswith("error: ")]
+    return Failure(child.run.name, (told or words)[-1].removeprefix("error: "))
 
 
 def _close(child: _Child) -> None:

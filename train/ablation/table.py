@@ -115,6 +115,11 @@ def _set_up(ablation: Ablation) -> list[str]:
             "**The runs are not of one kind.** They differ, beside the seed and what is varied, in:\n\n"
             + "\n".join(f"- {line}" for line in differing)
         )
+    if len({f"{record['unigram_loss']:.6f}" for record in runs}) > 1:
+        lines.append(
+            "**Runs were measured on different text or in different tokens**: a unigram model's held-out loss is not "
+            "the same for all. Figures of such runs do not compare."
+        )
     counts = {arm.label: sorted(arm.runs) for arm in ablation.arms}
     if len({tuple(seeds) for seeds in counts.values()}) > 1:
         lines.append("**Arms have different seeds**, so their means are over different orders of the data.")

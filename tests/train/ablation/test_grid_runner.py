@@ -23,7 +23,7 @@ task = json.loads(sys.stdin.readline())
 steps, folder = task["settings"]["steps"], pathlib.Path(task["workdir"])
 folder.mkdir(exist_ok=True)
 if steps == 2:
-    sys.exit("one line\\n\\nerror: the last line\\n")
+    sys.exit("one line\\n\\nerror: the last word\\nException ignored in: a thread\\nRuntimeError: torn down\\n")
 if steps == 3:
     sys.exit(3)
 if steps == 4:
@@ -61,12 +61,12 @@ def test_a_run_that_fails_leaves_the_others_alone(folder):
     folder.log("0.3_steps=3-seed0").write_text("error: of an earlier try\n")
     failures = runner.run_grid(folder, _runs("2,3,4,1"), 1, said.append)
     assert failures == [
-        ("0.3_steps=2-seed0", "the last line"),
+        ("0.3_steps=2-seed0", "the last word"),
         ("0.3_steps=3-seed0", "exit status 3"),
         ("0.3_steps=4-seed0", "killed by SIGKILL"),
     ]
     assert [record["name"] for record in folder.read()] == ["0.3_steps=1-seed0"]
-    assert "[1/4] 0.3_steps=2-seed0: failed: the last line (log: " in said[1]
+    assert "[1/4] 0.3_steps=2-seed0: failed: the last word (log: " in said[1]
     assert said[-1].startswith("[4/4] 0.3_steps=1-seed0: done in 1 s, 1 MB; held-out main 2.000")
 
 
