@@ -1,0 +1,124 @@
+"""The flags of each mode. Nothing slow is imported: help and mistakes come at once."""
+
+import argparse
+import importlib.util
+from collections.abc import Callable
+
+import _cli
+
+from mtp_jax.errors import UserError
+
+DRAFT_VOCABULARY = 32768
+NUM_DRAFTS = [1, 2, 3, 4]
+
+
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """A sub-parser for each mode; the one chosen is `mode` of the result. Hand it to `check`."""
+    modes = parser.add_subparsers(dest="mode", required=True, metavar="MODE", parser_class=_cli.Parser)
+    for name, (text, description, add) in _MODES.items():
+        mode = modes.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.\n\n{description}")
+        add(mode)
+        _cli.add_json_flag(mode)
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuses what can be seen to be wrong before anything slow starts."""
+    if args.vs and importlib.util.find_spec("transformers") is None:
+        raise UserError("--vs transformers: it is not installed; pip install -e '.[peer]'")
+    if getattr(args, "peer_dtype", None) and not args.vs:
+        raise UserError("--peer-dtype goes with --vs transformers")
+    if args.mode == "decode":
+        for flag in ("num_draft_tokens", "new_tokens"):
+            if getattr(args, flag) is not None and not args.acceptance:
+                raise UserError(f"--{flag.replace('_', '-')} goes with --acceptance")
+
+
+def _source(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group()
+    _cli.add_checkpoint_flag(source)
+    source.add_argument(
+        "--shape",
+        type=_cli.released_model,
+        metavar="NAME",
+        help="random weights of a released shape instead: 0.8b, .. (describe.py lists them)",
+    )
+
+
+def _peer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--vs", choices=["transformers"], help="measure this beside it, in turns")
+    parser.add_argument(
+        "--peer-dtype", choices=["float32", "bfloat16"], help="of what --vs names (default: the same as --dtype)"
+    )
+
+
+def _repeats(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--repeats", type=_cli.positive, default=default, metavar="N", help="measurements of each")
+
+
+def _decode(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    _peer(parser)
+    parser.add_argument("--steps", type=_cli.positive, default=32, metavar="N", help="tokens in a measurement")
+    _repeats(parser, 5)
+    parser.add_argument(
+        "--acceptance",
+        type=_list_of(_rate, "rates from 0 to 1, such as 0.52,0.89"),
+        default=[],
+        metavar="A,..",
+        help="also decode speculatively where a draft stands at this rate once those before it do",
+    )
+    parser.add_argument(
+        "--num-draft-tokens",
+        type=_list_of(_cli.positive, "numbers of drafts, such as 1,3"),
+        metavar="J,..",
+        help=f"drafts a round, with --acceptance (default: {','.join(map(str, NUM_DRAFTS))})",
+    )
+    parser.add_argument(
+        "--new-tokens", type=_cli.positive, metavar="N", help="tokens decoded with --acceptance (default: 64)"
+    )
+    parser.add_argument(
+        "--draft-vocab",
+        type=_cli.positive,
+        default=DRAFT_VOCABULARY,
+        metavar="N",
+        help="tokens that the head drafts over, or all if there are fewer",
+    )
+    parser.add_argument("--seed", type=_cli.count, default=0, metavar="N", help="of which drafts stand")
+    _cli.add_dtype_flag(parser)
+
+
+def _rate(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError
+    return value
+
+
+def _list_of(item: Callable, expected: str) -> Callable[[str], list]:
+    """An argparse type: different values, separated by commas."""
+
+    def parse(text: str) -> list:
+        try:
+            values = [item(part) for part in text.split(",")]
+        except (ValueError, argparse.ArgumentTypeError):
+            values = []
+        if not values or len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"expected different {expected}, got {text!r}")
+        return values
+
+    return parse
+
+
+_MODES = {
+    "decode": (
+        "how long a step of decoding takes, and its share of the rate at which memory is read",
+        """A step's time is that of 1 + N tokens less that of 1 token, divided by N. The limit is the best of several
+programs that do nothing but read 2 GiB, run in turns with the rest. Beside it: verifying 4 tokens, a drafted token
+and keeping what was verified, as shares of a step, and with --acceptance speculative decoding whose drafts are
+replaced, once the head has made them, by some that stand at a given rate.
+
+  python scripts/benchmark.py decode
+  python scripts/benchmark.py decode --shape 0.8b --vs transformers --acceptance 0.52,0.89 --json decode.json""",
+        _decode,
+    ),
+}

@@ -1,0 +1,45 @@
+"""The same weights in `transformers`, on the same device."""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+
+class Peer:
+    """A checkpoint loaded by transformers, in evaluation mode."""
+
+    def __init__(self, folder: Path, dtype: str) -> None:
+        import torch  # pyright: ignore[reportMissingImports]  (the peer extra)
+        from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
+
+        self.torch: Any = torch
+        self.device = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+        self.model = model.to(self.device).eval()
+        self.model.generation_config.eos_token_id = None
+
+    def ids(self, tokens: Sequence[int]) -> Any:
+        """One row, on the device."""
+        return self.torch.tensor([list(tokens)], device=self.device)
+
+    def timed(self, function: Callable[[], Any]) -> float:
+        """Seconds until what the function has started is done."""
+        self._wait()
+        started = time.perf_counter()
+        function()
+        self._wait()
+        return time.perf_counter() - started
+
+    def decode_seconds(self, prompt: Sequence[int], num_new: int) -> float:
+        """Plain greedy decoding of so many tokens, the reading of the prompt included."""
+        ids = self.ids(prompt)
+        settings = {"max_new_tokens": num_new, "min_new_tokens": num_new, "do_sample": False}
+        with self.torch.no_grad():
+            return self.timed(lambda: self.model.generate(ids, **settings))
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            self.torch.cuda.synchronize()

@@ -1,0 +1,56 @@
+"""What is measured: a checkpoint in the published format, found or made; and on what."""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import _cli
+import jax
+from rich.console import Console
+
+from configs.released import RELEASED
+from mtp_jax.hf import save_checkpoint
+from mtp_jax.mtp import MTPModel, init_params
+
+
+@contextmanager
+def checkpoint_folder(args: argparse.Namespace) -> Iterator[Path]:
+    """The folder that the flags name, or one with random weights that goes when it is no longer needed."""
+    if args.shape is None:
+        yield _cli.existing_checkpoint(args.checkpoint)
+        return
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / args.shape
+        write_random(args.shape, folder)
+        yield folder
+
+
+def write_random(shape: str, folder: Path) -> None:
+    """Random weights of a released shape, in bfloat16 as releases are, without a tokenizer."""
+    config = RELEASED[shape]
+    with Console(stderr=True).status(f"writing random weights of shape {shape}"):
+        save_checkpoint(folder, config, init_params(MTPModel(config), jax.random.key(0)))
+
+
+def circumstances(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """What figures depend on besides the code."""
+    return {
+        "mode": args.mode,
+        "model": args.shape or str(folder),
+        "device": jax.devices()[0].device_kind,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "versions": {name: found for name in ("jax", "torch", "transformers") if (found := _version(name))},
+        "repeats": args.repeats,
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

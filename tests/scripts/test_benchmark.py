@@ -1,0 +1,129 @@
+"""scripts/benchmark.py on a small model: what it reports, not how fast that is."""
+
+import json
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from bent_model import CONFIG
+
+from infer.carry import Plan
+from infer.generator import Generator
+from infer.settings import Settings
+from infer.speculative import decode, idle
+from mtp_jax.hf import save_checkpoint
+from mtp_jax.mtp import MTPModel, init_params
+from scripts.benchmarks import limits
+from scripts.benchmarks.scripted import scripted_drafter, standing
+
+
+@pytest.fixture
+def bench(call, tmp_path, monkeypatch):
+    """`bench("decode", *flags)` is the JSON record; little is read to find the limit."""
+    monkeypatch.setattr(limits, "STREAMED_BYTES", 2**22)
+
+    def run(mode, *flags):
+        status, out, err = call("benchmark", mode, *flags, "--json", tmp_path / "out.json")
+        assert status == 0, err
+        assert out
+        return json.loads((tmp_path / "out.json").read_text())
+
+    return run
+
+
+def test_decode(bench, checkpoint):
+    record = bench("decode", "--checkpoint", checkpoint, "--steps", 150, "--repeats", 1, "--draft-vocab", 20)
+    for key in ("seconds_per_step", "share_of_limit", "verify_4_over_plain", "draft_over_plain", "commit_over_plain"):
+        assert record[key] > 0, key
+    # The trunk's matrices and the output matrix, once each: the embedding is looked up, the head not used.
+    width, vocab, delta, full = CONFIG.width, 307, CONFIG.delta, CONFIG.attention
+    keys, values = delta.num_k_heads * delta.head_k_dim, delta.num_v_heads * delta.head_v_dim
+    delta_net = width * (2 * keys + 3 * values + 2 * delta.num_v_heads)
+    attention = width * full.head_dim * (3 * full.num_heads + 2 * full.num_kv_heads)
+    matrices = delta_net + attention + 2 * 3 * width * CONFIG.mlp_width + width * vocab
+    assert 4 * matrices < record["bytes_per_step"] < 1.1 * 4 * matrices
+    assert record["share_of_limit"] == pytest.approx(
+        record["bytes_per_step"] / record["seconds_per_step"] / record["limit_bytes_per_second"]
+    )
+    assert record["draft_vocabulary"] == 20
+
+
+@pytest.mark.slow
+def test_drafts_that_stand_at_given_rates(bench, checkpoint):
+    flags = ("--steps", 100, "--repeats", 1, "--acceptance", "0,0.5,1", "--num-draft-tokens", "1,3")
+    record = bench("decode", "--checkpoint", checkpoint, *flags, "--new-tokens", 40)
+    results = record["speculative"]
+    assert [(r["rate"], r["num_draft_tokens"], r["way"]) for r in results] == [
+        (rate, *size) for rate in (0, 0.5, 1) for size in ((1, "mtp_jax"), (3, "mtp_jax"), (1, "textbook"))
+    ]
+    assert all(r["identical"] for r in results)
+    for result in results:
+        if result["way"] == "mtp_jax":
+            assert result["acceptance"] == pytest.approx(result["rate"], abs=0.15 * (0 < result["rate"] < 1))
+            drafts = result["num_draft_tokens"]
+            expected = {0: 1, 1: drafts + 1}.get(result["rate"])
+            assert expected is None or result["tokens_per_round"] == pytest.approx(expected, rel=0.05)
+    assert record["best"].keys() == {"0", "0.5", "1"}
+
+
+def test_scripts_hold_their_rate_and_a_seed_gives_the_same():
+    script = standing(0.52, 100, seed=3)
+    assert script.sum() == 52
+    np.testing.assert_array_equal(script, standing(0.52, 100, seed=3))
+    assert (script != standing(0.52, 100, seed=4)).any()
+
+
+def test_the_head_whose_drafts_are_replaced_still_runs(checkpoint):
+    generator = Generator.from_pretrained(checkpoint)
+    settings = Settings(num_draft_tokens=2, draft_vocabulary=range(0, 60, 2))
+    decoding = generator.decoding(settings, 1)
+    carry = generator.programs.call(idle, batch=1, num_slots=32, num_logprobs=None)
+
+    def flops(drafter):
+        args = (decoding.rule, decoding.vocabulary, carry, np.int32(1), np.bool_(False))
+        plan = Plan(num_drafts=2, drafter=drafter)
+        program = decode.lower(generator.model, generator.programs.params, *args, plan=plan).compile()
+        return program.cost_analysis()["flops"]
+
+    def without_head(model, rule, vocabulary, carry, noise, num_drafts):
+        drafts = scripted(model, rule, vocabulary, carry, noise, num_drafts)
+        return drafts._replace(tokens=jax.numpy.zeros_like(drafts.tokens), head=carry.context.head)
+
+    scripted = scripted_drafter(range(40), [standing(0.5, 30, 0)], CONFIG.vocab_size)
+    head = flops(None)
+    assert flops(scripted) >= head > 1.1 * flops(without_head)
+
+
+@pytest.mark.slow
+def test_decode_without_a_head_measures_the_rest(bench, call, tmp_path):
+    model = MTPModel(replace(CONFIG, num_mtp_layers=0))
+    save_checkpoint(tmp_path / "bare", model.config, init_params(model, jax.random.key(0)))
+    record = bench("decode", "--checkpoint", tmp_path / "bare", "--steps", 100, "--repeats", 1)
+    assert record["draft_over_plain"] is None
+    assert record["verify_4_over_plain"] > 0
+    status, _, err = call("benchmark", "decode", "--checkpoint", tmp_path / "bare", "--acceptance", "0.5")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "has no MTP head" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "MODE"),
+        (["fly"], "invalid choice: 'fly'"),
+        (["decode", "--shape", "9000b"], "--shape"),
+        (["decode", "--checkpoint", "/nowhere"], "/nowhere"),
+        (["decode", "--acceptance", "1.5"], "expected different rates from 0 to 1, such as 0.52,0.89, got '1.5'"),
+        (["decode", "--acceptance", "0.5,0.5"], "expected different rates"),
+        (["decode", "--acceptance", "0.5", "--num-draft-tokens", "0"], "expected different numbers of drafts"),
+        (["decode", "--num-draft-tokens", "2"], "--num-draft-tokens goes with --acceptance"),
+        (["decode", "--peer-dtype", "bfloat16"], "--peer-dtype goes with --vs transformers"),
+        (["decode", "--repeats", "0"], "at least 1, got '0'"),
+    ],
+)
+def test_a_mistake_in_measuring_is_one_line_and_status_2(call, flags, message):
+    status, out, err = call("benchmark", *flags)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
