@@ -49,8 +49,10 @@ class GridFolder:
         self._claim: int | None = None  # the open folder
         if root.exists() and not root.is_dir():
             raise UserError(f"--workdir {root}: expected a folder, got a file")
-        if root.is_dir() and not self.runs.is_dir() and not self.records.is_file():
-            strangers = sorted(path.name for path in root.iterdir())
+        # A folder `runs` alone proves nothing: that is where people put work directories of all kinds.
+        if root.is_dir() and not self.records.is_file() and not any(self.runs.glob("*.log")):
+            empty = self.runs.is_dir() and not any(self.runs.iterdir())  # a grid that was stopped at once
+            strangers = sorted(path.name for path in root.iterdir() if not (empty and path == self.runs))
             if strangers:
                 raise UserError(
                     f"--workdir {root}: expected a new folder or one that an ablation was written to, got "

@@ -141,6 +141,17 @@ def test_a_run_s_own_record_that_is_none_is_named(folder, runs):
         folder.finished(runs)
 
 
+def test_a_folder_where_others_keep_their_runs_is_not_taken(tmp_path):
+    (tmp_path / "runs").mkdir()
+    GridFolder(tmp_path)  # stopped before its first run began
+    (tmp_path / "runs" / "mine").mkdir()
+    with pytest.raises(UserError, match="one that an ablation was written to, got runs in it"):
+        GridFolder(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    (tmp_path / "runs" / "0.3-seed0.log").touch()
+    GridFolder(tmp_path)
+
+
 def test_a_folder_is_for_one_grid_at_a_time(folder):
     folder.claim()
     with pytest.raises(UserError, match="another grid is running in it"):
