@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from infer.buckets import bucket
+from mtp_jax.argmax import argmax
 from mtp_jax.errors import UserError
 
 VERIFIERS = ("shared_noise", "rejection")
@@ -224,7 +225,7 @@ def draw(warped: Float[Array, "B T vocab"], noise: Float[Array, "B T vocab"]) ->
 
     Of equal scores the lowest id.
     """
-    return jnp.argmax(warped + noise, axis=-1).astype(jnp.int32)
+    return argmax(warped + noise)
 
 
 def log_probabilities(warped: Float[Array, "*B vocab"]) -> Float[Array, "*B vocab"]:

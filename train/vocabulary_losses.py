@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from mtp_jax.argmax import argmax
 from mtp_jax.sharding import ROWS, TENSOR, axis_size, spread
 
 
@@ -161,7 +162,7 @@ def _scan_part(hidden, matrix, labels, weights, how: _How, with_gradient: bool):
     def body(d_kernel, inputs):
         h, label, weight = inputs  # [p C D], [C], [p C]: p predictors of C places
         logits = jnp.einsum("pCD,Dv->pCv", h, matrix, preferred_element_type=jnp.float32)
-        best = jnp.argmax(logits, axis=-1)
+        best = argmax(logits)
         loss, d_logits = _losses(logits, label[None, :, None], ids, how.head_loss)
         if not with_gradient:
             return d_kernel, (loss, best)
