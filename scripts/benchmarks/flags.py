@@ -9,6 +9,7 @@ import _cli
 from mtp_jax.errors import UserError
 
 DRAFT_VOCABULARY = 32768
+LENGTHS = [512, 2048]
 NUM_DRAFTS = [1, 2, 3, 4]
 
 
@@ -87,6 +88,34 @@ def _decode(parser: argparse.ArgumentParser) -> None:
     _cli.add_dtype_flag(parser)
 
 
+def _prefill(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    _peer(parser)
+    parser.add_argument(
+        "--lengths",
+        type=_list_of(_cli.positive, "lengths, such as 512,2048"),
+        metavar="N,..",
+        help=f"of the prompts, in tokens (default: {','.join(map(str, LENGTHS))})",
+    )
+    _repeats(parser, 5)
+    _cli.add_dtype_flag(parser)
+
+
+def _train(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    _peer(parser)
+    parser.add_argument("--length", type=_length_of_a_row, default=512, metavar="N", help="of the row, in tokens")
+    _repeats(parser, 3)
+    _cli.add_dtype_flag(parser)
+
+
+def _length_of_a_row(text: str) -> int:
+    length = _cli.positive(text)
+    if length < 3:
+        raise argparse.ArgumentTypeError(f"expected at least 3 tokens, which have a target for the head, got {text!r}")
+    return length
+
+
 def _rate(text: str) -> float:
     value = float(text)
     if not 0 <= value <= 1:
@@ -120,5 +149,27 @@ replaced, once the head has made them, by some that stand at a given rate.
   python scripts/benchmark.py decode
   python scripts/benchmark.py decode --shape 0.8b --vs transformers --acceptance 0.52,0.89 --json decode.json""",
         _decode,
+    ),
+    "prefill": (
+        "how fast prompts are read, and the share of the rate of the same products run bare",
+        """From nothing to the first new token, a piece at a time. The limit is a program that multiplies as many rows
+with the same matrices and does nothing else; counted on both sides are 2 operations for each value of a matrix and
+token, and not what attention and the delta rule multiply.
+
+  python scripts/benchmark.py prefill
+  python scripts/benchmark.py prefill --shape 0.8b --vs transformers --json prefill.json
+  python scripts/benchmark.py prefill --shape 0.8b --lengths 1024,2048,4096,8192,16384 --repeats 1""",
+        _prefill,
+    ),
+    "train": (
+        "how long forward and backward of one row take, and the memory that they need",
+        """The loss of the next token alone, and with the MTP head's; neither with the optimiser's step. The limit is a
+program that makes the same products with weights, forward and backward, and does nothing else. Each side runs in a
+process of its own, one after the other: two models with their gradients may not fit beside each other, and a
+process's peak memory is then that of its side.
+
+  python scripts/benchmark.py train
+  python scripts/benchmark.py train --shape 0.8b --vs transformers --json train.json""",
+        _train,
     ),
 }

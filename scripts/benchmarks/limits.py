@@ -1,11 +1,19 @@
 """What this machine can do at best, by programs that do nothing else."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, PyTree
+
+from mtp_jax.config import ModelConfig
+from mtp_jax.hf.parameters import flatten
+from mtp_jax.sizes import Stage, parameters
 
 STREAMED_BYTES = 2**31  # far more than any cache holds
 ROWS = 1024  # of the streamed matrix, about a model's width
@@ -38,3 +46,73 @@ def timed(function: Callable, *args) -> float:
     started = time.perf_counter()
     jax.block_until_ready(function(*args))
     return time.perf_counter() - started
+
+
+Stages = Sequence[tuple[Stage, int]]
+"""Parts of a model, and how many tokens go through each."""
+
+
+def flops_of(config: ModelConfig, stages: Stages) -> int:
+    """Of the products with weights, forward: 2 for each value that a token uses. Attention's own products and the delta
+    rule's do not count."""
+    used = {stage: 0 for stage in Stage}
+    for parameter in parameters(config):
+        if parameter.is_matrix and parameter.stage:
+            used[parameter.stage] += parameter.active
+    return sum(2 * used[stage] * tokens for stage, tokens in stages)
+
+
+class Products(NamedTuple):
+    """Products of rows of activations with matrices of a model."""
+
+    weights: list[Array]  # [D, F], or [N, D, F] of experts
+    rows: list[int]  # for each; for each expert, as many as it gets if all get alike
+
+    @classmethod
+    def of(cls, config: ModelConfig, params: PyTree, stages: Stages) -> "Products":
+        """Those that `flops_of` counts."""
+        leaves = flatten(params)
+        weights, rows = [], []
+        for stage, tokens in stages:
+            for parameter in parameters(config):
+                if parameter.is_matrix and parameter.stage is stage:
+                    weights.append(leaves[parameter.path])
+                    rows.append(math.ceil(tokens * parameter.active / parameter.size))
+        return cls(weights, rows)
+
+    def timer(self, dtype: DTypeLike, backward: bool = False) -> Callable[[], float]:
+        """Seconds for all of them in one program that does nothing else; backward too, for inputs and for weights."""
+        program, args = self.program(dtype, backward)
+        return partial(timed, jax.jit(program), *args)
+
+    def program(self, dtype: DTypeLike, backward: bool) -> tuple[Callable, tuple]:
+        """What is timed, and its arguments."""
+        pairs = [_shapes(weight, rows) for weight, rows in zip(self.weights, self.rows, strict=True)]
+        inputs = _shared(dtype, [shape for shape, _ in pairs])
+        upstream = _shared(dtype, [shape for _, shape in pairs]) if backward else [None] * len(pairs)
+        if backward:  # the same inputs and the same upstream gradient would make the same product, which is made once
+            inputs = [x + jnp.asarray(number, dtype) for number, x in enumerate(inputs)]
+
+        def run(weights: list[Array], inputs: list[Array], upstream: list[Array | None]) -> Array:
+            total = jnp.zeros((), dtype)
+            for weight, x, dy in zip(weights, inputs, upstream, strict=True):
+                matrix = weight.astype(dtype)
+                results = [x @ matrix] if dy is None else [x @ matrix, dy @ matrix.mT, x.mT @ dy]
+                # Each is made in full, though one entry is used.
+                for result in jax.lax.optimization_barrier(results):
+                    total += result.ravel()[0]
+            return total
+
+        return run, (self.weights, inputs, upstream)
+
+
+def _shapes(weight: Array, rows: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of what the weight is multiplied with, and of what comes out."""
+    *experts, width, outputs = weight.shape
+    return (*experts, rows, width), (*experts, rows, outputs)
+
+
+def _shared(dtype: DTypeLike, shapes: Sequence[tuple[int, ...]]) -> list[Array]:
+    """Random values of these shapes, one array for equal ones."""
+    made = {shape: jax.random.normal(jax.random.key(0), shape).astype(dtype) for shape in set(shapes)}
+    return [made[shape] for shape in shapes]

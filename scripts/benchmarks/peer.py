@@ -40,6 +40,19 @@ class Peer:
         with self.torch.no_grad():
             return self.timed(lambda: self.model.generate(ids, **settings))
 
+    def prefill_seconds(self, prompt: Sequence[int]) -> float:
+        """One pass over the prompt that keeps its cache and makes the last token's logits."""
+        ids = self.ids(prompt)
+        with self.torch.no_grad():
+            return self.timed(lambda: self.model(ids, logits_to_keep=1, use_cache=True))
+
+    def train_seconds(self, tokens: Sequence[int]) -> float:
+        """Forward and backward of the next token's loss; the gradients go afterwards."""
+        ids = self.ids(tokens)
+        seconds = self.timed(lambda: self.model(ids, labels=ids, use_cache=False).loss.backward())
+        self.model.zero_grad(set_to_none=True)
+        return seconds
+
     def _wait(self) -> None:
         if self.device == "cuda":
             self.torch.cuda.synchronize()

@@ -12,8 +12,9 @@ from infer.carry import Plan
 from infer.generator import Generator
 from infer.settings import Settings
 from infer.speculative import decode, idle
-from mtp_jax.hf import save_checkpoint
+from mtp_jax.hf import load_checkpoint, save_checkpoint
 from mtp_jax.mtp import MTPModel, init_params
+from mtp_jax.sizes import Stage
 from scripts.benchmarks import limits
 from scripts.benchmarks.scripted import scripted_drafter, standing
 
@@ -37,12 +38,8 @@ def test_decode(bench, checkpoint):
     for key in ("seconds_per_step", "share_of_limit", "verify_4_over_plain", "draft_over_plain", "commit_over_plain"):
         assert record[key] > 0, key
     # The trunk's matrices and the output matrix, once each: the embedding is looked up, the head not used.
-    width, vocab, delta, full = CONFIG.width, 307, CONFIG.delta, CONFIG.attention
-    keys, values = delta.num_k_heads * delta.head_k_dim, delta.num_v_heads * delta.head_v_dim
-    delta_net = width * (2 * keys + 3 * values + 2 * delta.num_v_heads)
-    attention = width * full.head_dim * (3 * full.num_heads + 2 * full.num_kv_heads)
-    matrices = delta_net + attention + 2 * 3 * width * CONFIG.mlp_width + width * vocab
-    assert 4 * matrices < record["bytes_per_step"] < 1.1 * 4 * matrices
+    matrices = 4 * matrices_of(["trunk", "output"])
+    assert matrices < record["bytes_per_step"] < 1.1 * matrices
     assert record["share_of_limit"] == pytest.approx(
         record["bytes_per_step"] / record["seconds_per_step"] / record["limit_bytes_per_second"]
     )
@@ -74,6 +71,7 @@ def test_scripts_hold_their_rate_and_a_seed_gives_the_same():
     assert (script != standing(0.52, 100, seed=4)).any()
 
 
+@pytest.mark.slow
 def test_the_head_whose_drafts_are_replaced_still_runs(checkpoint):
     generator = Generator.from_pretrained(checkpoint)
     settings = Settings(num_draft_tokens=2, draft_vocabulary=range(0, 60, 2))
@@ -107,6 +105,62 @@ def test_decode_without_a_head_measures_the_rest(bench, call, tmp_path):
     assert "has no MTP head" in err
 
 
+def matrices_of(stages):
+    """Values of the small model's matrices, written out."""
+    width, delta, full = CONFIG.width, CONFIG.delta, CONFIG.attention
+    keys, values = delta.num_k_heads * delta.head_k_dim, delta.num_v_heads * delta.head_v_dim
+    attention = width * full.head_dim * (3 * full.num_heads + 2 * full.num_kv_heads)
+    mlp = 3 * width * CONFIG.mlp_width
+    delta_net = width * (2 * keys + 3 * values + 2 * delta.num_v_heads)
+    sizes = {"trunk": delta_net + attention + 2 * mlp, "head": 2 * width**2 + attention + mlp, "output": width * 307}
+    return sum(sizes[stage] for stage in stages)
+
+
+def test_prefill(bench, checkpoint):
+    record = bench("prefill", "--checkpoint", checkpoint, "--lengths", "48,16", "--repeats", 1)
+    assert [result["length"] for result in record["lengths"]] == [48, 16]
+    for result in record["lengths"]:
+        length = result["length"]
+        assert result["tokens_per_second"] == pytest.approx(length / result["seconds"])
+        assert result["flops"] == 2 * (length * matrices_of(["trunk"]) + matrices_of(["output"]))
+        assert result["share_of_limit"] > 0
+    assert record["tokens_per_second"] == record["lengths"][0]["tokens_per_second"]
+    assert record["share_of_limit"] == record["lengths"][0]["share_of_limit"]
+
+
+@pytest.mark.slow
+def test_train(bench, checkpoint):
+    record = bench("train", "--checkpoint", checkpoint, "--length", 24, "--repeats", 1)
+    assert record["tokens_per_second"] == pytest.approx(24 / record["seconds"])
+    assert record["flops"] == 6 * 24 * matrices_of(["trunk", "output"])
+    assert record["mtp_flops"] == 6 * 24 * matrices_of(["trunk", "output", "head", "output"])
+    assert record["share_of_limit"] > 0
+    assert record["mtp_share_of_limit"] > 0
+    assert record["peak_bytes"] > 2**20
+    assert record["mtp_peak_bytes"] > 2**20
+
+
+def test_training_is_measured_with_the_losses_that_training_has(checkpoint):
+    from scripts.benchmarks import train_side
+
+    loss, gradients = train_side.main_loss(checkpoint, "float32", 24)()
+    report, _ = train_side.mtp_loss(checkpoint, "float32", 24)()
+    assert float(loss) == pytest.approx(float(report.main_loss), rel=1e-5)
+    assert "mtp" not in gradients
+
+
+@pytest.mark.slow
+def test_products_make_all_that_they_count(checkpoint):
+    checkpoint = load_checkpoint(checkpoint)
+    stages = [(Stage.TRUNK, 11), (Stage.HEAD, 7), (Stage.OUTPUT, 5)]
+    products = limits.Products.of(checkpoint.config, checkpoint.params, stages)
+    for backward in (False, True):
+        program, args = products.program(np.float32, backward)
+        counted = jax.jit(program).lower(*args).compile().cost_analysis()["flops"]
+        expected = limits.flops_of(checkpoint.config, stages) * (3 if backward else 1)
+        assert expected <= counted < 1.02 * expected
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -119,6 +173,10 @@ def test_decode_without_a_head_measures_the_rest(bench, call, tmp_path):
         (["decode", "--acceptance", "0.5", "--num-draft-tokens", "0"], "expected different numbers of drafts"),
         (["decode", "--num-draft-tokens", "2"], "--num-draft-tokens goes with --acceptance"),
         (["decode", "--peer-dtype", "bfloat16"], "--peer-dtype goes with --vs transformers"),
+        (["prefill", "--steps", "3"], "unrecognized arguments: --steps 3"),
+        (["prefill", "--lengths", "16,16"], "expected different lengths"),
+        (["prefill", "--lengths", "999999"], "--lengths 999999: the model has"),
+        (["train", "--length", "2"], "at least 3 tokens"),
         (["decode", "--repeats", "0"], "at least 1, got '0'"),
     ],
 )
