@@ -4,7 +4,7 @@ Without a checkpoint of your own, the shipped model is measured, or one of a rel
 weights, written in the published format and loaded back. What is compared takes turns; figures are medians. Examples:
 
   python scripts/benchmark.py decode
-  python scripts/benchmark.py decode --shape 0.8b --vs transformers --json decode.json
+  python scripts/benchmark.py train --shape 0.8b --vs transformers --json train.json
 
 `benchmark.py MODE --help` has a mode's flags. --vs needs torch and transformers: pip install -e '.[peer]'.
 """
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _cli.enable_compilation_cache()
     # The chosen mode alone: these imports take seconds.
     subject = importlib.import_module("scripts.benchmarks.subject")
-    mode = importlib.import_module(f"scripts.benchmarks.{args.mode}")
+    mode = importlib.import_module("scripts.benchmarks." + args.mode.replace("-", "_"))
     with subject.checkpoint_folder(args) as folder:
         record = mode.measure(args, folder)
     if args.json is not None:

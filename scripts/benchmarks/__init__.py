@@ -1,1 +1,2 @@
-"""The modes of scripts/benchmark.py: each a module with `measure(args, folder)`, a JSON record, and `show(record)`."""
+"""The modes of scripts/benchmark.py: each a module with `measure(args, folder)`, which gives the JSON record, and
+`show(record)`."""

@@ -101,6 +101,32 @@ def _prefill(parser: argparse.ArgumentParser) -> None:
     _cli.add_dtype_flag(parser)
 
 
+def _delta_rule(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    parser.add_argument("--vs", choices=["transformers"], help="measure its chunked form beside it, in turns")
+    parser.add_argument(
+        "--lengths",
+        type=_list_of(_cli.positive, "lengths, such as 512,2048"),
+        metavar="N,..",
+        help=f"of the sequences, in tokens (default: {','.join(map(str, LENGTHS))})",
+    )
+    _repeats(parser, 5)
+
+
+def _load(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    parser.add_argument("--vs", choices=["transformers"], help="measure its loading beside it, in turns")
+    _repeats(parser, 3)
+    _cli.add_dtype_flag(parser)
+
+
+def _startup(parser: argparse.ArgumentParser) -> None:
+    _source(parser)
+    parser.add_argument("--vs", choices=["transformers"], help="measure its start beside it, in turns")
+    _repeats(parser, 5)
+    _cli.add_dtype_flag(parser)
+
+
 def _train(parser: argparse.ArgumentParser) -> None:
     _source(parser)
     _peer(parser)
@@ -171,5 +197,32 @@ process's peak memory is then that of its side.
   python scripts/benchmark.py train
   python scripts/benchmark.py train --shape 0.8b --vs transformers --json train.json""",
         _train,
+    ),
+    "delta-rule": (
+        "how long one layer's gated delta rule takes, chunk by chunk and token by token",
+        """Forward, and forward with backward, at the heads of the model's shape and in float32, as in the model. Its
+weights are not needed. The limit is a program that makes the products of the chunked form and does nothing else.
+
+  python scripts/benchmark.py delta-rule --shape 0.8b
+  python scripts/benchmark.py delta-rule --shape 0.8b --vs transformers --lengths 512,2048 --json delta.json""",
+        _delta_rule,
+    ),
+    "load": (
+        "how long a checkpoint takes to load, beside reading and converting the same bytes with numpy",
+        """From files that the system has in memory, since each was read before, to parameters on the device. numpy
+reads the same tensors one by one and converts them to the same type, and does nothing else.
+
+  python scripts/benchmark.py load
+  python scripts/benchmark.py load --shape 0.8b --vs transformers --json load.json""",
+        _load,
+    ),
+    "startup": (
+        "how long a new process takes until its first token has come",
+        """`generate.py --max-new-tokens 1` from its start to its end, with programs that an earlier run has compiled.
+The limit is a process that imports jax, asks for its devices and ends.
+
+  python scripts/benchmark.py startup
+  python scripts/benchmark.py startup --vs transformers --json startup.json""",
+        _startup,
     ),
 }

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
+from infer.programs import COMPILER_OPTIONS
 from mtp_jax.config import ModelConfig
 from mtp_jax.hf.parameters import flatten
 from mtp_jax.sizes import Stage, parameters
@@ -31,7 +32,7 @@ def streams() -> tuple[dict[str, Callable[[], float]], int]:
         "row times matrix": (lambda row, matrix: row @ matrix, (row, matrix)),
         "matrix times column": (lambda matrix, column: matrix @ column, (matrix, column)),
     }
-    ways = {f"reading: {name}": partial(timed, jax.jit(program), *args) for name, (program, args) in programs.items()}
+    ways = {f"reading: {name}": partial(timed, jitted(program), *args) for name, (program, args) in programs.items()}
     return ways, matrix.nbytes
 
 
@@ -39,6 +40,11 @@ def _streamed_bytes() -> int:
     """More where reading 2 GiB takes no longer than starting a program."""
     memory = (jax.devices()[0].memory_stats() or {}).get("bytes_limit", 0)
     return min(max(STREAMED_BYTES, memory // 8), 8 * STREAMED_BYTES) if memory else STREAMED_BYTES
+
+
+def jitted(function: Callable) -> Callable:
+    """Compiled as the model's programs are."""
+    return jax.jit(function, compiler_options=COMPILER_OPTIONS.get(jax.default_backend()))
 
 
 def timed(function: Callable, *args) -> float:
@@ -83,7 +89,7 @@ class Products(NamedTuple):
     def timer(self, dtype: DTypeLike, backward: bool = False) -> Callable[[], float]:
         """Seconds for all of them in one program that does nothing else; backward too, for inputs and for weights."""
         program, args = self.program(dtype, backward)
-        return partial(timed, jax.jit(program), *args)
+        return partial(timed, jitted(program), *args)
 
     def program(self, dtype: DTypeLike, backward: bool) -> tuple[Callable, tuple]:
         """What is timed, and its arguments."""

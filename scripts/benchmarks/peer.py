@@ -1,11 +1,13 @@
 """The same weights in `transformers`, on the same device."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import Array
 
 
 class Peer:
@@ -16,7 +18,7 @@ class Peer:
         from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
         self.torch: Any = torch
-        self.device = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+        self.device = _device(torch)
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
         self.model = model.to(self.device).eval()
         self.model.generation_config.eos_token_id = None
@@ -26,12 +28,7 @@ class Peer:
         return self.torch.tensor([list(tokens)], device=self.device)
 
     def timed(self, function: Callable[[], Any]) -> float:
-        """Seconds until what the function has started is done."""
-        self._wait()
-        started = time.perf_counter()
-        function()
-        self._wait()
-        return time.perf_counter() - started
+        return _timed(self.torch, self.device, function)
 
     def decode_seconds(self, prompt: Sequence[int], num_new: int) -> float:
         """Plain greedy decoding of so many tokens, the reading of the prompt included."""
@@ -53,6 +50,49 @@ class Peer:
         self.model.zero_grad(set_to_none=True)
         return seconds
 
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            self.torch.cuda.synchronize()
+
+class PeerDeltaRule:
+    """Its chunked gated delta rule, on given inputs (layouts are ours; its queries are scaled within)."""
+
+    def __init__(self, inputs: Mapping[str, Array]) -> None:
+        import torch  # pyright: ignore[reportMissingImports]  (the peer extra)
+        from transformers.models.qwen3_5 import modeling_qwen3_5  # pyright: ignore[reportMissingImports]
+
+        self.rule: Any = modeling_qwen3_5.torch_chunk_gated_delta_rule
+        self.torch: Any = torch
+        self.device = _device(torch)
+        names = {"query": "q", "key": "k", "value": "v", "g": "g", "beta": "beta"}
+        self.inputs = {
+            theirs: torch.tensor(np.asarray(inputs[ours]), device=self.device) for theirs, ours in names.items()
+        }
+
+    def forward(self) -> Any:
+        with self.torch.no_grad():
+            return self.rule(**self.inputs)[0]
+
+    def backward(self) -> Any:
+        """The gradients of the sum of what comes out."""
+        leaves = {name: value.clone().requires_grad_() for name, value in self.inputs.items()}
+        self.rule(**leaves)[0].sum().backward()
+        return [leaf.grad for leaf in leaves.values()]
+
+    def timed(self, function: Callable[[], Any]) -> float:
+        return _timed(self.torch, self.device, function)
+
+
+def _device(torch: Any) -> str:
+    return "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+
+
+def _timed(torch: Any, device: str, function: Callable[[], Any]) -> float:
+    """Seconds until what the function has started is done."""
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    wait()
+    started = time.perf_counter()
+    function()
+    wait()
+    return time.perf_counter() - started

@@ -102,12 +102,11 @@ def _name(length: int, side: str) -> str:
 
 
 def show(record: dict[str, Any]) -> None:
-    columns = ["seconds", "tokens/s", "us a token", "GFLOP/s", "products alone", "share"]
-    columns += ["transformers", "of its time"] * bool(record["peer_dtype"])
+    columns = ["tokens/s", "us/token", "GFLOP/s", "alone", "share"]
+    columns += ["peer", "time"] * bool(record["peer_dtype"])
     table = new_table(f"reading a prompt, {record['dtype']}", "tokens", *columns)
     for result in record["lengths"]:
         cells = [
-            f"{result['seconds']:,.3f}",
             f"{result['tokens_per_second']:,.1f}",
             f"{1e6 * result['seconds_per_token']:,.0f}",
             f"{result['flops'] / result['seconds'] / 1e9:,.0f}",
@@ -115,7 +114,7 @@ def show(record: dict[str, Any]) -> None:
             f"{result['share_of_limit']:.0%}",
         ]
         if record["peer_dtype"]:
-            cells += [f"{result['peer_tokens_per_second']:,.1f}", f"{result['ratio']:.2f}"]
+            cells += [f"{result['peer_tokens_per_second']:,.1f}", f"x {result['ratio']:.2f}"]
         table.add_row(f"{result['length']:,}", *cells)
     lines = [
         f"{record['length']:,} tokens are read at {record['share_of_limit']:.0%} of the limit, the rate of the same "

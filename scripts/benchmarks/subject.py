@@ -19,10 +19,14 @@ from mtp_jax.mtp import MTPModel, init_params
 
 
 @contextmanager
-def checkpoint_folder(args: argparse.Namespace) -> Iterator[Path]:
-    """The folder that the flags name, or one with random weights that goes when it is no longer needed."""
+def checkpoint_folder(args: argparse.Namespace) -> Iterator[Path | None]:
+    """The folder that the flags name, or one with random weights that goes when it is no longer needed; None for a mode
+    that needs a shape and no weights."""
     if args.shape is None:
         yield _cli.existing_checkpoint(args.checkpoint)
+        return
+    if args.mode == "delta-rule":
+        yield None
         return
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / args.shape
@@ -37,7 +41,7 @@ def write_random(shape: str, folder: Path) -> None:
         save_checkpoint(folder, config, init_params(MTPModel(config), jax.random.key(0)))
 
 
-def circumstances(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def circumstances(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
     """What figures depend on besides the code."""
     return {
         "mode": args.mode,

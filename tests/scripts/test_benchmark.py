@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from bent_model import CONFIG
@@ -13,6 +14,7 @@ from infer.generator import Generator
 from infer.settings import Settings
 from infer.speculative import decode, idle
 from mtp_jax.hf import load_checkpoint, save_checkpoint
+from mtp_jax.layers.delta_rule import DeltaAlgorithm
 from mtp_jax.mtp import MTPModel, init_params
 from mtp_jax.sizes import Stage
 from scripts.benchmarks import limits
@@ -161,6 +163,84 @@ def test_products_make_all_that_they_count(checkpoint):
         assert expected <= counted < 1.02 * expected
 
 
+@pytest.mark.slow
+def test_delta_rule(bench, checkpoint):
+    record = bench("delta-rule", "--checkpoint", checkpoint, "--lengths", "70,5", "--repeats", 1)
+    assert record["heads"] == CONFIG.delta.num_v_heads
+    for result in record["lengths"]:
+        for passed in ("forward", "forward_and_backward"):
+            assert result[passed].keys() == {"chunked", "recurrent"}
+            assert min(result[passed].values()) > 0
+        assert result["share_of_limit"] > 0
+
+
+def test_the_delta_rules_that_are_timed_give_the_same(call):
+    from scripts.benchmarks import delta_rule  # with command-line modules, which `call` makes ready
+
+    inputs = delta_rule.random_inputs(CONFIG.delta, 70)
+    (chunked, slopes), (recurrent, expected) = (
+        [program(inputs) for program in delta_rule.programs(algorithm)] for algorithm in DeltaAlgorithm
+    )
+    np.testing.assert_allclose(chunked, recurrent, atol=1e-5)
+    for name, slope in slopes.items():
+        np.testing.assert_allclose(slope, expected[name], atol=1e-4, err_msg=name)
+
+
+def test_load(bench, checkpoint):
+    record = bench("load", "--checkpoint", checkpoint, "--repeats", 1)
+    assert record["load_over_numpy"] == pytest.approx(1 / record["share_of_limit"])
+    assert record["load_over_numpy"] > 0
+    entries = json.loads((checkpoint / "model.safetensors").read_bytes()[8:].split(b"}}")[0] + b"}}")
+    assert record["bytes"] == max(entry["data_offsets"][1] for entry in entries.values() if "data_offsets" in entry)
+
+
+def test_numpy_converts_as_loading_does(call):
+    from scripts.benchmarks import load
+
+    values = np.random.default_rng(0).normal(size=100).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(load.converted(values.view(np.uint16), "BF16", "float32"), values.astype(np.float32))
+    half = values.astype(np.float16)
+    np.testing.assert_array_equal(load.converted(half, "F16", "float32"), half.astype(np.float32))
+
+
+@pytest.mark.slow
+def test_startup(bench, checkpoint):
+    record = bench("startup", "--checkpoint", checkpoint, "--repeats", 1)
+    assert record["seconds"] > record["limit_seconds"] > 0
+    assert record["share_of_limit"] == pytest.approx(record["limit_seconds"] / record["seconds"])
+    assert not record["compilation_cache"]  # as in all tests
+
+
+@pytest.mark.peer
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("decode", "--steps", 100),
+        ("prefill", "--lengths", "16"),
+        ("train", "--length", 16),
+        ("delta-rule", "--lengths", "70"),
+        ("load",),
+        ("startup",),
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_the_peer_is_measured_beside(bench, checkpoint, flags):
+    pytest.importorskip("transformers", reason="the peer is absent: pip install '.[peer]'")
+    record = bench(*flags, "--checkpoint", checkpoint, "--repeats", 1, "--vs", "transformers")
+    assert "transformers" in record["versions"]
+    keys = {
+        "decode": ["peer_seconds_per_step", "ratio"],
+        "prefill": ["peer_tokens_per_second", "ratio"],
+        "train": ["peer_tokens_per_second", "peer_peak_bytes", "ratio", "mtp_ratio"],
+        "delta-rule": [],
+    }.get(flags[0], ["peer_seconds", "ratio"])
+    assert all(record[key] > 0 for key in keys)
+    if flags[0] == "delta-rule":
+        assert record["lengths"][0]["forward"]["transformers"] > 0
+        assert record["lengths"][0]["largest_difference"] < 1e-5
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -176,6 +256,9 @@ def test_products_make_all_that_they_count(checkpoint):
         (["prefill", "--steps", "3"], "unrecognized arguments: --steps 3"),
         (["prefill", "--lengths", "16,16"], "expected different lengths"),
         (["prefill", "--lengths", "999999"], "--lengths 999999: the model has"),
+        (["delta-rule", "--dtype", "bfloat16"], "unrecognized arguments: --dtype bfloat16"),
+        (["load", "--lengths", "5"], "unrecognized arguments: --lengths 5"),
+        (["startup", "--peer-dtype", "bfloat16"], "unrecognized arguments"),
         (["train", "--length", "2"], "at least 3 tokens"),
         (["decode", "--repeats", "0"], "at least 1, got '0'"),
     ],
