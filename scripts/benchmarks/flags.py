@@ -110,7 +110,7 @@ def _delta_rule(parser: argparse.ArgumentParser) -> None:
         metavar="N,..",
         help=f"of the sequences, in tokens (default: {','.join(map(str, LENGTHS))})",
     )
-    _repeats(parser, 5)
+    _repeats(parser, 3)
 
 
 def _load(parser: argparse.ArgumentParser) -> None:
