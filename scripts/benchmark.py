@@ -11,6 +11,7 @@ weights, written in the published format and loaded back. What is compared takes
 
 import argparse
 import importlib
+import os
 from collections.abc import Sequence
 
 import _cli
@@ -27,6 +28,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     flags.check(args)
+    # What jax would take of a GPU at once, what runs beside it could not have. Read when jax finds its devices.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     _cli.enable_compilation_cache()
     # The chosen mode alone: these imports take seconds.
     subject = importlib.import_module("scripts.benchmarks.subject")

@@ -1,7 +1,6 @@
 """From the start of a process to its first token, with programs that an earlier one has compiled."""
 
 import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,9 +56,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _run(arguments: list[str]) -> None:
-    # A GPU whose memory this process has taken would have none left for another.
-    variables = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    ended = subprocess.run([sys.executable, *arguments], env=variables, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
     if ended.returncode:
         last = (ended.stderr.strip().splitlines() or [f"status {ended.returncode}"])[-1]
         raise UserError(f"a process that was to make one token failed: {last}")
