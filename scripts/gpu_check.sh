@@ -107,8 +107,10 @@ for part in "${parts[@]}"; do
   case $part in
     parity)
       # As users run it: optimised. What pyproject.toml asks of tests besides may not be installed here.
+      workers=()
+      if "$python" -c "import xdist" 2>/dev/null; then workers=(-n "$(($(nproc) < 4 ? $(nproc) : 4))"); fi
       platforms=$([[ $backend == gpu ]] && echo cuda,cpu || echo "$backend")
-      JAX_PLATFORMS=$platforms XLA_FLAGS= run parity 150 "$python" -m pytest -q -p no:cacheprovider -o addopts= \
+      JAX_PLATFORMS=$platforms XLA_FLAGS= run parity 150 "$python" -m pytest -q "${workers[@]}" -p no:cacheprovider -o addopts= \
         -o filterwarnings=default -m "not slow and not peer" tests/test_goldens.py
       ;;
     decode) bench decode 150 "${subject[@]}" "${vs[@]}" --acceptance 0.52,0.89 --num-draft-tokens 1,3 --repeats 3 ;;

@@ -142,6 +142,7 @@ def test_train(bench, checkpoint):
     assert record["mtp_peak_bytes"] > 2**20
 
 
+@pytest.mark.slow
 def test_training_is_measured_with_the_losses_that_training_has(checkpoint):
     from scripts.benchmarks import train_side
 
