@@ -92,7 +92,7 @@ class Generator:
           UserError: something in the folder is missing or wrong.
         """
         folder = Path(folder)
-        checkpoint = load_checkpoint(folder, trunk_only=trunk_only, dtype=dtype)
+        checkpoint = load_checkpoint(folder, trunk_only=trunk_only, dtype=dtype, mesh=mesh)
         tokenizer = Tokenizer.from_folder(folder)
         config = checkpoint.config if head_reads is None else replace(checkpoint.config, head_reads=head_reads)
         model = MTPModel(config, dtype)

@@ -28,6 +28,7 @@ from infer.noise import Role, gumbel
 from infer.sampling import Past, Rule, draw, log_probabilities, warp
 from infer.verify import Outcome, Verdict, settle, verify_rejection, verify_shared_noise
 from mtp_jax.mtp import MTPModel
+from mtp_jax.sharding import gathered_after
 from mtp_jax.state import commit, pair_up, place, spread_rows
 
 
@@ -142,7 +143,6 @@ def decode(
     """
     if plan.num_drafts and not plan.with_head:
         raise ValueError(f"a plan that leaves the head unread cannot draft {plan.num_drafts} tokens")
-    bound = model.bind({"params": params})
     finish = carry.finish
 
     def goes_on(loop: tuple[Array, DecodeCarry]) -> Array:
@@ -152,6 +152,8 @@ def decode(
 
     def body(loop: tuple[Array, DecodeCarry]) -> tuple[Array, DecodeCarry]:
         rounds, carry = loop
+        before, held = gathered_after(carry.finish, params)
+        bound, carry = model.bind({"params": held}), carry._replace(finish=before)
         return rounds + 1, spread_rows(advance(bound, rule, vocabulary, carry, plan))
 
     return spread_rows(jax.lax.while_loop(goes_on, body, (jnp.zeros((), jnp.int32), carry))[1])

@@ -11,7 +11,7 @@ heads are replicated over `tensor` while the query heads are spread, and a batch
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from math import gcd, prod
@@ -143,6 +143,33 @@ def spread_parameters(tree: PyTree, config: ModelConfig) -> PyTree:
     """The same tree, parameters or what is laid out like them, which under a mesh is spread as the table says."""
     mesh = jax.sharding.get_abstract_mesh()
     return tree if mesh.empty else jax.lax.with_sharding_constraint(tree, parameter_specs(tree, config, mesh.shape))
+
+
+def spread_gradients(tree: PyTree, config: ModelConfig) -> PyTree:
+    """As `spread_parameters`, of gradients: under a mesh each is cut to its device's part as soon as it is there, and
+    not where it is used, until when it would be kept whole."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    return jax.tree.map(jax.lax.optimization_barrier, spread_parameters(tree, config))
+
+
+def gathered_after(event: Array, params: PyTree) -> tuple[Array, PyTree]:
+    """Both as they are. Under `fsdp` nothing of the parameters is gathered for who uses the results before `event` is
+    there: in a loop, a layer at a time each time round, where XLA would gather all before the loop and keep them."""
+    return jax.lax.optimization_barrier((event, params)) if axis_size(FSDP) > 1 else (event, params)
+
+
+def made_spread(make: Callable[..., PyTree], config: ModelConfig, *given: PyTree) -> PyTree:
+    """What a function makes, under a mesh each device its part only, as the table says.
+
+    Args:
+      given: its arguments, donated under a mesh.
+    """
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return make(*given)
+    shardings = parameter_shardings(jax.eval_shape(make, *given), config, mesh)
+    return jax.jit(make, out_shardings=shardings, donate_argnums=range(len(given)))(*given)
 
 
 def laid_out(tree: PyTree, config: ModelConfig) -> PyTree:

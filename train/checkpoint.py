@@ -40,6 +40,7 @@ from mtp_jax.text import Tokenizer
 from train.batch import Batch
 from train.experiment import Experiment
 from train.lora import merged
+from train.processes import is_first
 from train.start import Start, read_start
 from train.step import TrainState, initial_state, trained
 
@@ -96,7 +97,7 @@ class Workdir:
         Raises:
           UserError: if another run is training in the folder.
         """
-        if self._claim is not None or not self.root.is_dir():
+        if not is_first() or self._claim is not None or not self.root.is_dir():
             return
         self._claim = os.open(self.root, os.O_RDONLY)
         try:
@@ -155,9 +156,13 @@ class Workdir:
     ) -> None:
         """Makes and claims the folder; writes settings and base if they changed, and the rest if it is not there.
 
+        Of several processes the first does so, and this, `keep_rows_up_to` and `append_row` do nothing in the others.
+
         Raises:
           UserError: if the folder cannot be written, or another run is training in it.
         """
+        if not is_first():
+            return
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.claim()
@@ -174,7 +179,7 @@ class Workdir:
 
     def keep_rows_up_to(self, step: int) -> None:
         """Drops the rows of metrics.jsonl past a step, and lines that are no whole row."""
-        if not self.metrics.exists():
+        if not is_first() or not self.metrics.exists():
             return
         lines = self.metrics.read_bytes().splitlines(keepends=True)
         steps = [_step_of(line) if line.endswith(b"\n") else None for line in lines]
@@ -198,6 +203,8 @@ class Workdir:
         Raises:
           UserError: if it cannot be written; a part of it may be there.
         """
+        if not is_first():
+            return
         try:
             with open(self.metrics, "ab") as file:
                 file.write((json.dumps(row, allow_nan=False) + "\n").encode("utf-8"))
@@ -205,12 +212,13 @@ class Workdir:
             raise UserError(f"{self.metrics}: cannot be written: {error.strerror}") from error
 
     def save_batch(self, step: int, batch: Batch) -> Path:
-        """Writes the batch that a step read, for inspection: an array for each of its fields.
+        """Writes the batch that a step read, in this process, for inspection: an array for each of its fields.
 
         Returns:
           the file.
         """
-        path = self.root / f"batch_of_step_{step}.npz"
+        process = f"_{jax.process_index()}" if jax.process_count() > 1 else ""
+        path = self.root / f"batch_of_step_{step}{process}.npz"
         np.savez(path, **batch._asdict())
         return path
 
@@ -303,9 +311,10 @@ class Checkpoints:
         best = row.get(self._keep_best) if row.get("step") == counters.step else None
         with self._written(counters.step):
             # Where no folder can be made, Orbax's threads would wait for theirs for minutes, and the process for them.
-            probe = self._folder / "probe"
-            probe.mkdir(exist_ok=True)  # there if a run was killed just here
-            probe.rmdir()
+            if is_first():
+                probe = self._folder / "probe"
+                probe.mkdir(exist_ok=True)  # there if a run was killed just here
+                probe.rmdir()
             self._saving = counters.step
             self._manager.save(
                 counters.step,

@@ -3,7 +3,7 @@
 import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
-from mtp_jax.sharding import laid_out, make_mesh, on_mesh, own_rows
+from mtp_jax.sharding import laid_out, made_spread, make_mesh, on_mesh, own_rows
 from mtp_jax.text import end_ids
 from train.acceptance import Acceptance, held_out_prompts
 from train.batch import empty_batch
@@ -25,6 +25,7 @@ from train.experiment import Experiment
 from train.lora import merged
 from train.packing import PackedRows
 from train.pipeline import Batches
+from train.processes import is_first, meet
 from train.progress import Progress
 from train.recorder import Pending, Recorder
 from train.schedules import mtp_weight
@@ -86,7 +87,9 @@ def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict
         )
     workdir.check_data(rows.record["fingerprint"])
     prompts = held_out_prompts(experiment, corpus, tokenizer) if experiment.acceptance_every else []
+    meet("all processes have read the folder and the data")
     workdir.create(experiment, tokenizer, rows.record, base)
+    meet("the first process has written the folder")
 
     model = build_model(start.config, experiment)
     acceptance = None
@@ -105,7 +108,7 @@ def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict
     try:
         latest = checkpoints.latest()
         if latest is None:
-            state = laid_out(initial_state(model, experiment, start.params(experiment)), start.config)
+            state = made_spread(partial(initial_state, model, experiment), start.config, start.params(experiment))
             counters = Counters(0, 0, batches.state())
         else:
             like = stored(jax.eval_shape(lambda: initial_state(model, experiment)), experiment)
@@ -114,6 +117,7 @@ def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict
             state = state._replace(params=laid_out(params, start.config))
             batches.restore(counters.position)
             progress.say(f"continuing from step {counters.step}")
+        meet("all processes have found the checkpoint to go on from")
         workdir.keep_rows_up_to(counters.step)
         total, changing = (
             sum(leaf.size for leaf in jax.tree.leaves(tree))
@@ -121,6 +125,7 @@ def _train(experiment: Experiment, workdir: Workdir, progress: Progress) -> dict
         )
         part = f", {changing:,} of them trained" if changing < total else ""
         where = f", over {','.join(experiment.mesh)}" if experiment.mesh else ""
+        where += f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
         progress.say(f"{total:,} parameters{part}, {experiment.dtype}{where}")
         _run(
             experiment,
@@ -160,7 +165,7 @@ def _run(
 
     with (
         _stop_requests() as stop_requested,
-        closing(Board(workdir.tensorboard, workdir.rows())) as board,
+        closing(Board(workdir.tensorboard, workdir.rows())) if is_first() else nullcontext() as board,
         progress.training(experiment.steps, counters.step) as show,
     ):
         recorder = Recorder(experiment, workdir, board, progress, show)
@@ -173,8 +178,8 @@ def _run(
             if pending:
                 recorder.settle(pending)
             step = counters.step + 1
-            counters = Counters(step, counters.tokens + batch.num_tokens, batches.state())
-            pending = Pending(counters, batch, weight, metrics)
+            counters = Counters(step, counters.tokens + batches.num_tokens, batches.state())
+            pending = Pending(counters, batch, batches.num_tokens, weight, metrics)
 
             evaluations = []
             if held_out and (step == experiment.steps or _is_due(step, experiment.eval_every)):
@@ -212,8 +217,12 @@ def _stop_requests() -> Iterator[Callable[[], int]]:
     """Yields a function that tells which of SIGTERM and SIGINT has come, 0 before.
 
     The signal only leaves a mark, so that the step under way and its checkpoint are finished; a second one acts as
-    it would without us.
+    it would without us. Several processes would hear of it before different steps, and wait for one another for ever:
+    there it ends the process at once.
     """
+    if jax.process_count() > 1:
+        yield lambda: 0
+        return
     received = 0
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 

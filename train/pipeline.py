@@ -22,6 +22,10 @@ class Batches:
 
     Which rows a batch holds follows from the seed and the batch's number, so a saved position is that number, and
     going on from it gives the very batches that would have come. A thread reads a few batches ahead.
+
+    Attributes:
+      num_tokens: of the last batch, in the rows of all processes. Each reads all of them: to add counts up the
+        processes would have to wait for one another at every step.
     """
 
     def __init__(
@@ -52,16 +56,19 @@ class Batches:
             for rows, source_seed in zip(sources, seeds, strict=True)
         ]
         mixed = grain.MapDataset.mix(endless, weights=list(weights) or [1.0] * len(endless))
-        own = mixed.slice(slice(process_index, None, process_count))
-        batches = own.batch(batch_size // process_count, drop_remainder=True, batch_fn=stack)
+        batches = mixed.batch(batch_size, drop_remainder=True, batch_fn=stack)
         options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCHED_BATCHES)
         self._iterator = iter(batches.to_iter_dataset(options))
+        self._own = slice(process_index, None, process_count)
+        self.num_tokens = 0
 
     def __iter__(self) -> "Batches":
         return self
 
     def __next__(self) -> Batch:
-        return next(self._iterator)
+        whole = next(self._iterator)
+        self.num_tokens = whole.num_tokens
+        return Batch(*(field[self._own] for field in whole))
 
     def state(self) -> dict[str, Any]:
         """The position, as JSON holds it: after the batches taken so far, whatever was read ahead."""

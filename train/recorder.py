@@ -22,7 +22,8 @@ class Pending(NamedTuple):
     """A step that is under way on the device."""
 
     counters: Counters  # after it
-    batch: Batch
+    batch: Batch  # the rows of this process
+    num_tokens: int  # of all processes
     mtp_weight: float
     metrics: StepMetrics
 
@@ -31,7 +32,12 @@ class Recorder:
     """Waits for steps, watches over them and writes their rows. The clock counts training only."""
 
     def __init__(
-        self, experiment: Experiment, workdir: Workdir, board: Board, progress: Progress, show: Callable[..., None]
+        self,
+        experiment: Experiment,
+        workdir: Workdir,
+        board: Board | None,
+        progress: Progress,
+        show: Callable[..., None],
     ) -> None:
         self._experiment = experiment
         self._workdir = workdir
@@ -61,7 +67,7 @@ class Recorder:
         metrics: StepMetrics = jax.device_get(pending.metrics)
         now = time.perf_counter()
         step = pending.counters.step
-        self._window_tokens += pending.batch.num_tokens
+        self._window_tokens += pending.num_tokens
         if metrics.skipped_in_a_row:
             self._progress.say(f"step {step}: loss or gradient is not finite; skipped ({metrics.skipped} so far)")
         if metrics.skipped_in_a_row >= self._experiment.max_skipped_steps:
@@ -79,7 +85,8 @@ class Recorder:
                     row |= evaluation()
             row = {key: _finite_or_none(value) for key, value in row.items()}
             self._workdir.append_row(row)
-            self._board.add(row)
+            if self._board:
+                self._board.add(row)
             self.row = row
         self._show(step, row)
 

@@ -16,6 +16,7 @@ from mtp_jax.hf import Manifest, read_manifest, read_params
 from mtp_jax.hf.manifest import CONFIG, safe_path
 from mtp_jax.hf.tensor_file import Reader
 from mtp_jax.mtp import MTPModel, init_params
+from mtp_jax.sharding import made_spread
 from mtp_jax.text import Tokenizer, end_ids
 from train.experiment import Experiment
 from train.lora import adapted_paths
@@ -44,7 +45,7 @@ class Start:
           UserError: if the base has changed or is gone.
         """
         if self.base is None:
-            return init_params(MTPModel(self.config), jax.random.key(experiment.seed))
+            return made_spread(lambda: init_params(MTPModel(self.config), jax.random.key(experiment.seed)), self.config)
         dtype: DTypeLike = jnp.dtype(experiment.dtype) if experiment.lora_rank else jnp.float32
         return self.stored_params(dtype)
 
@@ -59,7 +60,8 @@ class Start:
     def stored_params(self, dtype: DTypeLike = jnp.float32) -> dict:
         """The base's parameters, with a fresh head if it has none."""
         assert self.base is not None
-        params = read_params(self.base, dtype)
+        mesh = jax.sharding.get_mesh()
+        params = read_params(self.base, dtype, None if mesh.empty else mesh)
         return params if "mtp" in params else {**params, "mtp": fresh_head(params, self.config)}
 
     def record(self) -> dict[str, Any] | None:

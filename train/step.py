@@ -13,7 +13,7 @@ from mtp_jax.errors import UserError
 from mtp_jax.hf.parameters import flatten, unflatten
 from mtp_jax.layers.router import balanced_bias
 from mtp_jax.mtp import MTPModel, init_params
-from mtp_jax.sharding import ROWS, spread, spread_parameters
+from mtp_jax.sharding import ROWS, spread, spread_gradients, spread_parameters
 from train.batch import Batch
 from train.experiment import Experiment
 from train.lora import ADAPTERS, adapting, with_adapters
@@ -148,7 +148,8 @@ def train_step(
         skipped_in_a_row=in_a_row,
     )
     new_state = spread_parameters(new_state, model.config)
-    return new_state, StepMetrics(report, learning_rate, grad_norm, skipped, in_a_row)
+    # On every device: each process reads them.
+    return new_state, jax.tree.map(spread, StepMetrics(report, learning_rate, grad_norm, skipped, in_a_row))
 
 
 def _rebalanced(params: PyTree, loads: dict[str, Float[Array, " N"]], rate: float) -> PyTree:
@@ -179,7 +180,7 @@ def loss_and_gradients(
 
     def part_result(part: Batch) -> tuple[Losses, PyTree]:
         (_, report), gradients = jax.value_and_grad(part_loss, has_aux=True)(trained(params, experiment), part)
-        return report, spread_parameters(gradients, model.config)
+        return report, spread_gradients(gradients, model.config)
 
     num_parts = experiment.accumulate_steps
     if num_parts == 1:
@@ -199,4 +200,4 @@ def eval_step(
     model: MTPModel, experiment: Experiment, params: PyTree, batch: Batch, counts: Float[Array, " predictors"]
 ) -> Losses:
     """A batch's share in the losses of all batches whose targets `counts` counts: the sum over them is the mean."""
-    return losses(model, params, batch, jnp.zeros((), jnp.float32), experiment, counts)[1]
+    return jax.tree.map(spread, losses(model, params, batch, jnp.zeros((), jnp.float32), experiment, counts)[1])

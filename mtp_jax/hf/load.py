@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from mtp_jax.config import ModelConfig
@@ -20,6 +21,7 @@ from mtp_jax.hf.layouts import write
 from mtp_jax.hf.manifest import CONFIG, Manifest, list_some, owners, raise_faults, read_files, safe_path
 from mtp_jax.hf.parameters import parameter_dtype, parameter_shapes, unflatten
 from mtp_jax.hf.rules import Slot
+from mtp_jax.hf.spread_load import read_spread_params
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile
 
 
@@ -40,7 +42,9 @@ class Checkpoint:
     folder: Path
 
 
-def load_checkpoint(folder: Path | str, trunk_only: bool = False, dtype: DTypeLike = jnp.float32) -> Checkpoint:
+def load_checkpoint(
+    folder: Path | str, trunk_only: bool = False, dtype: DTypeLike = jnp.float32, mesh: Mesh | None = None
+) -> Checkpoint:
     """Loads a checkpoint in the published layout of its family (`mtp_jax.hf.families`).
 
     Accepts both prefixes, tied and untied matrices, experts one by one or fused, one file or several with or without
@@ -49,6 +53,7 @@ def load_checkpoint(folder: Path | str, trunk_only: bool = False, dtype: DTypeLi
     Args:
       trunk_only: load without the MTP head, on purpose; its tensors, if any, are carried along.
       dtype: of the matrices, float32 or bfloat16. Scales, A_log, dt_bias and routers are float32 in any case.
+      mesh: to spread the parameters over; each device's parts are read by themselves, one after the other.
 
     Raises:
       UserError: if a file is missing, damaged or leads out of the folder, or if tensors are missing, unexpected,
@@ -57,7 +62,7 @@ def load_checkpoint(folder: Path | str, trunk_only: bool = False, dtype: DTypeLi
     if np.dtype(dtype) not in (np.dtype(np.float32), np.dtype(jnp.bfloat16)):
         raise ValueError(f"dtype must be float32 or bfloat16, got {dtype}")
     manifest = read_manifest(folder, trunk_only)
-    return Checkpoint(manifest.config, read_params(manifest, dtype), manifest, Path(folder))
+    return Checkpoint(manifest.config, read_params(manifest, dtype, mesh), manifest, Path(folder))
 
 
 def read_manifest(folder: Path | str, trunk_only: bool = False) -> Manifest:
@@ -87,13 +92,15 @@ def read_manifest(folder: Path | str, trunk_only: bool = False) -> Manifest:
     return Manifest(folder.absolute(), config, naming, files, index, frozenset(carried), copies)
 
 
-def read_params(manifest: Manifest, dtype: DTypeLike = jnp.float32) -> dict:
+def read_params(manifest: Manifest, dtype: DTypeLike = jnp.float32, mesh: Mesh | None = None) -> dict:
     """The weights of a checkpoint whose headers are read, as `load_checkpoint` gives them.
 
     Raises:
       UserError: if a file is gone, truncated or no longer the one whose header was read.
     """
     dtype = jnp.dtype(dtype)
+    if mesh is not None:
+        return read_spread_params(manifest, dtype, mesh)
     expected, shapes = manifest.slots, parameter_shapes(manifest.config)
     to_come = Counter(piece.path for slot in expected.values() for piece in slot.pieces)
     begun: dict[str, np.ndarray] = {}

@@ -198,6 +198,15 @@ class Reader:
         self._file.seek(self._tensors.data_start + (entry.begin + entry.end - size) // 2)
         return self._file.read(size)
 
+    def mapped(self, name: str) -> np.ndarray:
+        """The tensor as it lies in the file, of which only what is read comes into memory."""
+        entry = self._tensors.entries[name]
+        begin, end = (self._tensors.data_start + place for place in (entry.begin, entry.end))
+        if os.fstat(self._file.fileno()).st_size < end:
+            raise UserError(f"{self._path}: truncated inside {name}")
+        values = np.memmap(self._file, np.uint8, "r", begin, (end - begin,)) if end > begin else np.empty(0, np.uint8)
+        return values.view(NUMPY_DTYPES[entry.dtype]).reshape(entry.shape)
+
     def array(self, name: str) -> np.ndarray:
         """The tensor in its stored type, which must be in `NUMPY_DTYPES`."""
         entry = self._tensors.entries[name]

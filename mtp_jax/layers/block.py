@@ -13,7 +13,7 @@ from mtp_jax.layers.mlp import SwiGLU
 from mtp_jax.layers.moe import MoE
 from mtp_jax.layers.norm import RMSNorm
 from mtp_jax.layers.router import Routing
-from mtp_jax.sharding import ROWS, spread
+from mtp_jax.sharding import FSDP, ROWS, axis_size, spread
 from mtp_jax.state import AttentionState, AttentionTrail, ChainState, DeltaState, DeltaTrail
 
 
@@ -112,7 +112,8 @@ REMAT = {
 def block_class(remat: str) -> type[Block]:
     """`Block`, of which training makes again in the backward pass what the policy of that name does not keep.
 
-    Parameters and results are the same under every policy.
+    Parameters and results are the same under every policy. With parameters spread over `fsdp`, `none` keeps all but
+    what is gathered of them: they are gathered again, not before the backward pass has come to the layer.
 
     Raises:
       ValueError: if there is no such policy.
@@ -120,4 +121,6 @@ def block_class(remat: str) -> type[Block]:
     if remat not in REMAT:
         raise ValueError(f"remat must be one of {', '.join(REMAT)}, got {remat!r}")
     policy = REMAT[remat]
+    if policy is None and axis_size(FSDP) > 1:
+        policy = jax.checkpoint_policies.everything_saveable
     return Block if policy is None else nn.remat(Block, policy=policy, methods=("__call__", "chain"))
