@@ -46,6 +46,23 @@ def few_programs() -> Iterator[None]:
 
 
 @pytest.fixture
+def compiled() -> Iterator[list]:
+    """Compilations from here on, heard from JAX itself."""
+    heard = []
+
+    def listen(event, duration, **kwargs):
+        if event == "/jax/core/compile/backend_compile_duration":
+            heard.append(kwargs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield heard
+    before = len(heard)
+    jax.jit(lambda x: x + 1)(float(before))
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(heard) > before, "the listener no longer hears of compilations"
+
+
+@pytest.fixture
 def script() -> Callable[[str], ModuleType]:
     """Loads a command line by its name: `script("generate")` is `scripts/generate.py`, not run yet."""
 

@@ -1,8 +1,5 @@
 """Small models for all decoding tests, so that each shape compiles once."""
 
-from collections.abc import Iterator
-
-import jax
 import jax.numpy as jnp
 import pytest
 from bent_model import FAMILIES, bent_params
@@ -35,20 +32,3 @@ def params(model: MTPModel) -> dict:
 def generator(model: MTPModel, params: dict) -> Generator:
     """Shared by tests, so that each shape compiles once; no tokenizer and no end ids."""
     return Generator(model, params)
-
-
-@pytest.fixture
-def compiled() -> Iterator[list]:
-    """Compilations from here on, heard from JAX itself."""
-    heard = []
-
-    def listen(event, duration, **kwargs):
-        if event == "/jax/core/compile/backend_compile_duration":
-            heard.append(kwargs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield heard
-    before = len(heard)
-    jax.jit(lambda x: x + 1)(float(before))
-    jax.monitoring.unregister_event_duration_listener(listen)
-    assert len(heard) > before, "the listener no longer hears of compilations"

@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled_program import Program
 from reference import delta_rule_float64
 
 from mtp_jax.layers.delta_rule import DeltaAlgorithm, gated_delta_rule, probe_delta_rule
+from mtp_jax.layers.triangular import unit_lower_inverse
 
 B, H, K, V = 2, 3, 5, 7  # different primes, so that a swapped axis fails
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 130]
@@ -149,3 +151,11 @@ def test_no_state_per_token_is_materialised():
     compiled = jax.jit(jax.grad(loss, argnums=range(6))).lower(*shapes, memory).compile()
     per_token_states = time * 64 * 64 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < per_token_states
+
+
+def test_triangular_blocks_are_inverted_without_sums_along_an_axis():
+    """Neither forward nor backward: XLA makes slow loops of a CPU's sums, and vector instructions of the rest."""
+    strict = jax.ShapeDtypeStruct((6, 64, 64), jnp.float32)
+    backward = jax.jit(lambda x, d: jax.vjp(unit_lower_inverse, x)[1](d)).lower(strict, strict).compile()
+    assert Program(backward).opcodes() >= {"while", "dot"}
+    assert not Program(backward).opcodes() & {"reduce", "reduce-window"}

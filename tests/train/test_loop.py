@@ -56,6 +56,20 @@ def test_rows_say_what_the_interface_promises(finished):
     assert json.loads((finished / "data.json").read_text())["held_out"] == ["b.txt"]
 
 
+def test_nothing_is_compiled_after_the_first_steps(small_experiment, tmp_path, compiled):
+    """Evaluation and checkpoints at every step come with the first."""
+    heard = {}
+
+    class Counting(Progress):
+        @contextmanager
+        def training(self, steps, done):
+            yield lambda step, row: heard.update({step: len(compiled)})
+
+    train(small_experiment.override(["eval_every=1", "checkpoint_every=1"]), tmp_path, Counting(quiet=True))
+    assert list(heard) == [1, 2, 3, 4, 5, 6]
+    assert 0 < heard[2] == heard[6] == len(compiled)
+
+
 def test_a_finished_run_is_left_as_it_is(small_experiment, finished):
     before = _contents(finished)
     row = train(small_experiment, finished, QUIET)
