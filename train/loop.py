@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from mtp_jax.errors import UserError
 from mtp_jax.mtp import MTPModel
@@ -171,7 +172,8 @@ def _run(
         recorder = Recorder(experiment, workdir, board, progress, show)
         pending: Pending | None = None
         saved_step = counters.step
-        while counters.step < experiment.steps and not stop_requested():
+        stopped_by = 0
+        while counters.step < experiment.steps and not (stopped_by := stop_requested(counters.step)):
             batch = next(batches)
             weight = mtp_weight(experiment, counters.tokens)
             state, metrics = compiled_step(state, own_rows(batch), np.float32(weight))
@@ -204,7 +206,7 @@ def _run(
         checkpoints.wait()
     if counters.step < experiment.steps:
         progress.say(f"stopped after step {counters.step}; the same command continues")
-        if stop_requested() == signal.SIGINT:
+        if stopped_by == signal.SIGINT:
             raise KeyboardInterrupt
 
 
@@ -213,15 +215,14 @@ def _is_due(step: int, every: int) -> bool:
 
 
 @contextmanager
-def _stop_requests() -> Iterator[Callable[[], int]]:
-    """Yields a function that tells which of SIGTERM and SIGINT has come, 0 before.
+def _stop_requests() -> Iterator[Callable[[int], int]]:
+    """Yields a function that tells, before each step, which of SIGTERM and SIGINT has come, 0 before.
 
     The signal only leaves a mark, so that the step under way and its checkpoint are finished; a second one acts as
-    it would without us. Several processes would hear of it before different steps, and wait for one another for ever:
-    there it ends the process at once.
+    it would without us. Of several processes all stop before the same step when one has heard SIGTERM.
     """
     if jax.process_count() > 1:
-        yield lambda: 0
+        yield lambda step: signal.SIGTERM if multihost_utils.reached_preemption_sync_point(step) else 0
         return
     received = 0
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -238,6 +239,6 @@ def _stop_requests() -> Iterator[Callable[[], int]]:
     for number in previous:
         signal.signal(number, mark)
     try:
-        yield lambda: received
+        yield lambda _step: received
     finally:
         restore()

@@ -46,7 +46,7 @@ def test_a_run_that_changes_devices_is_the_same_run(tmp_path):
     texts.mkdir()
     (texts / "a.txt").write_text("".join(f"value_{i} = {i * i}\n" for i in range(60)))
     (texts / "b.txt").write_text("def double(x):\n    return x + x\n" * 3)
-    settings = "steps=4 batch_size=8 sequence_length=32 log_every=1 warmup_steps=2 learning_rate_shape=constant"
+    settings = "steps=4 batch_size=8 sequence_length=32 log_every=1 warmup_steps=1 learning_rate_shape=constant"
     settings += " held_out=b.txt acceptance_every=4 acceptance_prompts=2 acceptance_new_tokens=6 vocab_size=300"
     settings += " width=16 mlp_width=24 num_layers=2 full_attention_interval=2 num_heads=2 num_kv_heads=1 head_dim=8"
     settings += " rotary_dim=4 delta_v_heads=2 delta_k_heads=1 delta_head_k_dim=8 delta_head_v_dim=8 dtype=float32"
