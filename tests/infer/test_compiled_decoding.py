@@ -1,6 +1,7 @@
 """What the programs of decoding do with their buffers, read from what XLA compiled: nothing is run, nothing timed."""
 
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -63,20 +64,16 @@ def carry_of(model, rows, slots):
 
 
 RULE = Sampling().rule(VOCAB, VOCAB, ())
-_DECODE: dict = {}
 
 
+@cache
 def decode(family="dense hybrid", *, num_drafts=0, rows=ROWS, slots=SLOTS, drafted=None) -> Compiled:
     """The loop over rounds; kept, since compiling it takes seconds."""
-    key = family, num_drafts, rows, slots, drafted
-    if key not in _DECODE:
-        model, params = subject(family)
-        kernel = jax.ShapeDtypeStruct((WIDTH, drafted or 0), jnp.float32)
-        vocabulary = drafted and DraftVocabulary(integers(drafted), kernel)
-        args = RULE, vocabulary, carry_of(model, rows, slots), np.int32(1), np.bool_(False)
-        plan = Plan(num_drafts, with_head=num_drafts > 0)
-        _DECODE[key] = build(speculative.decode, model, params, *args, plan=plan)
-    return _DECODE[key]
+    model, params = subject(family)
+    kernel = jax.ShapeDtypeStruct((WIDTH, drafted or 0), jnp.float32)
+    vocabulary = drafted and DraftVocabulary(integers(drafted), kernel)
+    args = RULE, vocabulary, carry_of(model, rows, slots), np.int32(1), np.bool_(False)
+    return build(speculative.decode, model, params, *args, plan=Plan(num_drafts, with_head=num_drafts > 0))
 
 
 def caches_and_memories(context):
@@ -91,12 +88,12 @@ def matrices(params):
 
 
 KINDS = [
-    {},
     {"num_drafts": 3, "drafted": DRAFTED},
     {"rows": 1, "slots": MANY_SLOTS},
     {"family": EXPERTS},
 ]
 MORE_KINDS = [
+    {},
     {"num_drafts": 3},
     {"num_drafts": 3, "rows": 1, "slots": FEW_SLOTS_ON_CPU + 99, "drafted": DRAFTED},
     {"family": EXPERTS, "num_drafts": 3},
@@ -153,16 +150,17 @@ def test_a_draft_over_few_ids_makes_few_logits():
     assert spared == pytest.approx(3 * ROWS * 2 * WIDTH * (VOCAB - DRAFTED), rel=0.01)
 
 
-def read(time, slots=MANY_SLOTS, family="dense hybrid"):
+@cache
+def read(time, family):
     model, params = subject(family)
-    context = jax.eval_shape(lambda: empty_context(model, 1, slots))
+    context = jax.eval_shape(lambda: empty_context(model, 1, MANY_SLOTS))
     got = build(speculative.read, model, params, context, integers(1, time), integers(1), with_head=True)
     return got, params, context
 
 
 def test_a_prompts_piece_costs_as_many_operations_and_bytes_as_it_has_tokens():
     """XLA counts the bodies of loops, over chunks and over slots, once: the rest and that of slots grow with tokens."""
-    short, middle, long = (read(time)[0] for time in (128, 256, 512))
+    short, middle, long = (read(time, "dense hybrid")[0] for time in (128, 256, 512))
     assert long.flops - middle.flops == pytest.approx(2 * (middle.flops - short.flops), rel=0.01)
     assert long.temporary <= 1.02 * 2 * middle.temporary <= 1.02**2 * 4 * short.temporary
 
@@ -171,14 +169,15 @@ def test_a_prompts_piece_costs_as_many_operations_and_bytes_as_it_has_tokens():
     "family", ["dense hybrid", *(pytest.param(f, marks=pytest.mark.slow) for f in (EXPERTS, "hybrid with experts"))]
 )
 def test_a_prompts_piece_copies_no_cache_or_matrix(family):
-    got, params, context = read(512, family=family)
+    got, params, context = read(512, family)
     caches, _, _ = caches_and_memories(context)
     assert got.program.made_of_size(caches | matrices(params)) == []
     assert got.program.paired_reductions(VOCAB) == []
     assert got.aliased >= tree_bytes(context)
 
 
-@pytest.mark.parametrize("name", ["start", pytest.param("fill", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["start", "fill"])
 def test_a_row_that_begins_to_decode_copies_no_cache(name):
     """`fill` copies none of the batch; of the row that it puts in, which others may need, the head's needs a copy."""
     model, params = subject()
