@@ -63,6 +63,12 @@ def compiled() -> Iterator[list]:
 
 
 @pytest.fixture
+def no_programs_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Programs` keeps what it compiled, however many programs other tests in this process hold."""
+    monkeypatch.setattr("infer.programs._mappings_run_short", lambda: False)
+
+
+@pytest.fixture
 def script() -> Callable[[str], ModuleType]:
     """Loads a command line by its name: `script("generate")` is `scripts/generate.py`, not run yet."""
 

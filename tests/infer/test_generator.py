@@ -100,7 +100,7 @@ def test_bucket(size, expected):
     assert bucket(size, 64) == expected
 
 
-def test_a_second_call_with_other_values_does_not_compile(generator, prompts, compiled):
+def test_a_second_call_with_other_values_does_not_compile(generator, prompts, compiled, no_programs_dropped):
     generator.generate(prompts, max_new_tokens=45, num_draft_tokens=3)
     del compiled[:]
     other = copy.copy(generator)

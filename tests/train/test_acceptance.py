@@ -65,7 +65,7 @@ def test_more_depths_can_be_measured_than_are_trained(small_experiment, tmp_path
     assert measured["eval_mtp_loss"] == pytest.approx(measured["eval_mtp_loss_d1"])
 
 
-def test_the_shipped_models_drafts_stand_and_the_controls_do_not(script):
+def test_the_shipped_models_drafts_stand_and_the_controls_do_not(script, no_programs_dropped):
     demo = script("_cli").DEMO_CHECKPOINT
     checkpoint, tokenizer = load_checkpoint(demo), Tokenizer.from_folder(demo)
     assert tokenizer is not None

@@ -1,5 +1,6 @@
 """What a training step does with its buffers, and how much it computes, read from what XLA compiled."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -31,6 +32,13 @@ TOKENS = SMALL.batch_size * SMALL.sequence_length
 def shapes(experiment, vocab):
     model = build_model(replace(experiment.model_config(), vocab_size=vocab), experiment)
     return model, jax.eval_shape(lambda: initial_state(model, experiment))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_steps() -> Iterator[None]:
+    """Drops them at the end: each takes memory mappings, of which a process has not many."""
+    yield
+    step.cache_clear()
 
 
 @cache
