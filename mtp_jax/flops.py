@@ -28,7 +28,7 @@ class PassFlops(NamedTuple):
 
 def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
     """A token that attends to so many slots, among `chunk` tokens that DeltaNet reads at once."""
-    trunk, head, output = (_product_flops(config)[stage] for stage in (Stage.TRUNK, Stage.HEAD, Stage.OUTPUT))
+    trunk, head, output = (product_flops(config)[stage] for stage in (Stage.TRUNK, Stage.HEAD, Stage.OUTPUT))
     attends = 4 * config.attention.num_heads * config.attention.head_dim * slots
     trunk += config.layer_types.count(LayerType.FULL) * attends
     if config.delta is not None:  # GLM has no such layers
@@ -68,8 +68,8 @@ def token_flops(config: ModelConfig, context: int) -> TokenFlops:
 
 
 @lru_cache
-def _product_flops(config: ModelConfig) -> dict[Stage, int]:
-    """Of the products of one token with matrices."""
+def product_flops(config: ModelConfig) -> dict[Stage, int]:
+    """Of the products of one token with matrices, by part of the model; not those of attention and the delta rule."""
     flops = dict.fromkeys(Stage, 0)
     for parameter in parameters(config):
         if parameter.is_matrix and parameter.stage:

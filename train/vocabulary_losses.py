@@ -102,11 +102,7 @@ _weighted.defvjp(_forward, _backward)
 
 
 def _scan(hidden, kernel, labels, weights, how: _How, *, with_gradient) -> tuple[Array, ...]:
-    """total, losses, best; with_gradient: also the gradients of total in hidden and kernel.
-
-    Under a mesh every part of the rows goes through its own tokens, and gradients in the kernel are added up at the
-    end. Left to the partitioner, chunks would be what is spread, and each be worked on by all.
-    """
+    """total, losses, best; with_gradient: also the gradients of total in hidden and kernel."""
     outputs, d_hidden, d_kernel = _scan_parts(
         hidden, spread(kernel.astype(hidden.dtype), None, TENSOR), labels, weights, how, with_gradient
     )

@@ -56,6 +56,15 @@ def _repeats(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument("--repeats", type=_cli.positive, default=default, metavar="N", help="measurements of each")
 
 
+def _lengths(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--lengths",
+        type=_list_of(_cli.positive, "lengths, such as 512,2048"),
+        metavar="N,..",
+        help=f"of the {what}, in tokens (default: {','.join(map(str, LENGTHS))})",
+    )
+
+
 def _decode(parser: argparse.ArgumentParser) -> None:
     _source(parser)
     _peer(parser)
@@ -91,12 +100,7 @@ def _decode(parser: argparse.ArgumentParser) -> None:
 def _prefill(parser: argparse.ArgumentParser) -> None:
     _source(parser)
     _peer(parser)
-    parser.add_argument(
-        "--lengths",
-        type=_list_of(_cli.positive, "lengths, such as 512,2048"),
-        metavar="N,..",
-        help=f"of the prompts, in tokens (default: {','.join(map(str, LENGTHS))})",
-    )
+    _lengths(parser, "prompts")
     _repeats(parser, 5)
     _cli.add_dtype_flag(parser)
 
@@ -104,12 +108,7 @@ def _prefill(parser: argparse.ArgumentParser) -> None:
 def _delta_rule(parser: argparse.ArgumentParser) -> None:
     _source(parser)
     parser.add_argument("--vs", choices=["transformers"], help="measure its chunked form beside it, in turns")
-    parser.add_argument(
-        "--lengths",
-        type=_list_of(_cli.positive, "lengths, such as 512,2048"),
-        metavar="N,..",
-        help=f"of the sequences, in tokens (default: {','.join(map(str, LENGTHS))})",
-    )
+    _lengths(parser, "sequences")
     _repeats(parser, 3)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from infer.programs import COMPILER_OPTIONS
 from mtp_jax.config import ModelConfig
+from mtp_jax.flops import product_flops
 from mtp_jax.hf.parameters import flatten
 from mtp_jax.sizes import Stage, parameters
 
@@ -59,13 +60,9 @@ Stages = Sequence[tuple[Stage, int]]
 
 
 def flops_of(config: ModelConfig, stages: Stages) -> int:
-    """Of the products with weights, forward: 2 for each value that a token uses. Attention's own products and the delta
-    rule's do not count."""
-    used = {stage: 0 for stage in Stage}
-    for parameter in parameters(config):
-        if parameter.is_matrix and parameter.stage:
-            used[parameter.stage] += parameter.active
-    return sum(2 * used[stage] * tokens for stage, tokens in stages)
+    """Of the products with weights, forward."""
+    per_token = product_flops(config)
+    return sum(per_token[stage] * tokens for stage, tokens in stages)
 
 
 class Products(NamedTuple):

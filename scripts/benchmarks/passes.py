@@ -10,6 +10,7 @@ from infer.carry import DecodeCarry
 from infer.draft_vocabulary import DraftVocabulary
 from infer.sampling import Rule
 from infer.speculative import draft_with_head
+from mtp_jax.argmax import argmax
 from mtp_jax.mtp import MTPModel
 from mtp_jax.state import AttentionState, AttentionTrail, State, Trail, commit
 
@@ -29,7 +30,7 @@ def verify(
     def body(_: Array, loop: tuple[State, Array]) -> tuple[State, Array]:
         trunk, tokens = loop
         hidden, trail = bound.probe(tokens, trunk)
-        chosen = jnp.argmax(bound.logits(bound.trunk_output(hidden)), axis=-1).astype(jnp.int32)
+        chosen = argmax(bound.logits(bound.trunk_output(hidden)))
         return commit(trunk, trail, one), chosen
 
     return jax.lax.fori_loop(0, passes, body, (trunk, tokens))[1]

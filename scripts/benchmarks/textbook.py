@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from infer.carry import DecodeCarry, row_at
 from infer.draft_vocabulary import DraftVocabulary, subset_logits
 from infer.sampling import Rule
+from mtp_jax.argmax import argmax
 from mtp_jax.mtp import MTPModel
 from mtp_jax.state import State
 
@@ -53,14 +54,14 @@ def decode(
     def body(loop: _Loop) -> _Loop:
         newest = loop.tokens[loop.num_new - 1]
         logits = subset_logits(bound.head_output(loop.draft_hidden), vocabulary, vocab)
-        made = jnp.argmax(logits, axis=-1)[0].astype(jnp.int32)
+        made = argmax(logits)[0]
         right = truth[loop.num_new]
         replaced = jnp.where(stands[loop.num_new], right, (right + 1) % vocab)
         draft = jnp.where(made == -1, made, replaced)  # no draft is -1: what makes it cannot be left out
 
         hidden, trunk = bound.extend(jnp.stack([newest, draft])[None], loop.trunk, 2 * one)
         logits = jnp.where(is_token, bound.logits(bound.trunk_output(hidden)), -jnp.inf)
-        chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        chosen = argmax(logits)
         stood = chosen[0, 0] == draft
 
         def again() -> tuple[Array, State]:
