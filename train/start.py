@@ -61,7 +61,7 @@ class Start:
         """The base's parameters, with a fresh head if it has none."""
         assert self.base is not None
         mesh = jax.sharding.get_mesh()
-        params = read_params(self.base, dtype, None if mesh.empty else mesh)
+        params = read_params(self.base, dtype, None if mesh.empty else mesh, donated=True)
         return params if "mtp" in params else {**params, "mtp": fresh_head(params, self.config)}
 
     def record(self) -> dict[str, Any] | None:

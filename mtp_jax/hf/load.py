@@ -1,9 +1,14 @@
-"""Published checkpoint -> parameters, one tensor at a time, with nothing missing, left over or guessed."""
+"""Published checkpoint -> parameters, two tensors at a time, with nothing missing, left over or guessed."""
 
+import math
+import mmap
 from collections import Counter
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +22,14 @@ from mtp_jax.files import read_json_object
 from mtp_jax.hf.config_json import config_from_json, family_from_json
 from mtp_jax.hf.families import Family, Naming, slots
 from mtp_jax.hf.families.blocks import OUTPUT_MATRIX
-from mtp_jax.hf.layouts import write
+from mtp_jax.hf.layouts import Shape, write
 from mtp_jax.hf.manifest import CONFIG, Manifest, list_some, owners, raise_faults, read_files, safe_path
 from mtp_jax.hf.parameters import parameter_dtype, parameter_shapes, unflatten
 from mtp_jax.hf.rules import Slot
 from mtp_jax.hf.spread_load import read_spread_params
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile
+
+_THREADS = 2  # each holds a tensor as it is in its file
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class Checkpoint:
 
     Attributes:
       config: what it is; without a head if it was loaded with `trunk_only`.
-      params: nested dict, as `init_params` gives it.
+      params: nested dict, as `init_params` gives it; to be donated, read them with `read_params`.
       manifest: what `save_checkpoint` needs to give the same files back.
       folder: where it came from.
     """
@@ -92,8 +99,14 @@ def read_manifest(folder: Path | str, trunk_only: bool = False) -> Manifest:
     return Manifest(folder.absolute(), config, naming, files, index, frozenset(carried), copies)
 
 
-def read_params(manifest: Manifest, dtype: DTypeLike = jnp.float32, mesh: Mesh | None = None) -> dict:
+def read_params(
+    manifest: Manifest, dtype: DTypeLike = jnp.float32, mesh: Mesh | None = None, donated: bool = False
+) -> dict:
     """The weights of a checkpoint whose headers are read, as `load_checkpoint` gives them.
+
+    Args:
+      donated: whether a program will take over their memory, as a training step does. On a CPU they otherwise stay
+        where they were converted, which saves copying each now, but JAX would copy all of them together then.
 
     Raises:
       UserError: if a file is gone, truncated or no longer the one whose header was read.
@@ -102,24 +115,43 @@ def read_params(manifest: Manifest, dtype: DTypeLike = jnp.float32, mesh: Mesh |
     if mesh is not None:
         return read_spread_params(manifest, dtype, mesh)
     expected, shapes = manifest.slots, parameter_shapes(manifest.config)
+    arrays = {path: _empty(shape, parameter_dtype(path, dtype)) for path, shape in shapes.items()}
     to_come = Counter(piece.path for slot in expected.values() for piece in slot.pieces)
-    begun: dict[str, np.ndarray] = {}
     leaves: dict[str, jax.Array] = {}
-    for file in manifest.files:
-        with Reader(safe_path(manifest.folder, file.name), file) as reader:
-            reader.check_header()
-            for name in file.entries:
-                if (slot := expected.get(name)) is None:
-                    continue
-                for part, piece in zip(slot.layout.split(reader.array(name)), slot.pieces, strict=True):
-                    path = piece.path
-                    if path not in begun:
-                        begun[path] = np.empty(shapes[path], parameter_dtype(path, dtype))
-                    write(part, piece.of(begun))
-                    to_come[path] -= 1
-                    if not to_come[path]:
-                        leaves[path] = jnp.asarray(begun.pop(path))
+    reading = Lock()
+
+    def take(reader: Reader, name: str) -> Slot:
+        slot = expected[name]
+        with reading:
+            tensor = reader.array(name)
+        for part, piece in zip(slot.layout.split(tensor), slot.pieces, strict=True):
+            write(part, piece.of(arrays))
+        return slot
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for file in manifest.files:
+            with Reader(safe_path(manifest.folder, file.name), file) as reader:
+                reader.check_header()
+                for slot in pool.map(partial(take, reader), [name for name in file.entries if name in expected]):
+                    for path in (piece.path for piece in slot.pieces):
+                        to_come[path] -= 1
+                        if not to_come[path]:
+                            array = arrays.pop(path)
+                            leaves[path] = jnp.array(array) if donated else jax.device_put(array)
     return unflatten(leaves)
+
+
+def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
+    """An array to be written, which takes no memory before.
+
+    It lies in pages of its own, since `jax.device_put` copies what does not begin at a multiple of 64 bytes; in large
+    ones where there are, since the first touch of gigabytes in small ones takes longer than converting them.
+    """
+    size = math.prod(shape)
+    memory = mmap.mmap(-1, max(size * dtype.itemsize, 1), access=mmap.ACCESS_COPY)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, dtype, size).reshape(shape)
 
 
 def read_config(folder: Path, trunk_only: bool = False) -> ModelConfig:

@@ -1,7 +1,11 @@
 """Loading a checkpoint, beside reading and converting the same bytes with numpy."""
 
 import argparse
+import gc
 import json
+from collections.abc import Callable
+from functools import partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,6 +15,7 @@ import numpy as np
 
 from infer.step_time import summary
 from mtp_jax.hf import load_checkpoint, read_manifest
+from mtp_jax.hf.parameters import parameter_shapes
 from scripts.benchmarks.limits import timed
 from scripts.benchmarks.peer import Peer
 from scripts.benchmarks.subject import circumstances
@@ -34,7 +39,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
     if args.vs:
         measurements[PEER] = lambda: timed(lambda: Peer(folder, str(dtype)) and None)
-    taken = take_turns(measurements, args.repeats)
+    size = sum(map(prod, parameter_shapes(manifest.config).values())) * dtype.itemsize
+    taken = take_turns({name: partial(with_memory, size, turn) for name, turn in measurements.items()}, args.repeats)
     seconds = {name: median(values) for name, values in taken.items()}
     record = circumstances(args, folder) | {
         "dtype": str(dtype),
@@ -48,6 +54,17 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if args.vs:
         record |= {"peer_seconds": seconds[PEER], "ratio": seconds[OURS] / seconds[PEER]}
     return record
+
+
+def with_memory(size: int, measure: Callable[[], float]) -> float:
+    """Measures right after so many bytes were in use.
+
+    A virtual machine may give pages that stay free for some seconds back to its host, and getting gigabytes again takes
+    several times as long as what is measured.
+    """
+    gc.collect()  # JAX lets go of what the turn before has loaded only then
+    np.ones(size, np.uint8)
+    return measure()
 
 
 def read_with_numpy(path: Path, wanted: set[str], dtype: str) -> int:

@@ -72,3 +72,11 @@ def test_copies_in_another_type_whatever_the_order_of_the_axes(shape, source, ta
         into = np.zeros(view.shape, target)
         write(view, into)
         np.testing.assert_array_equal(into, copy)
+
+
+def test_every_bfloat16_keeps_its_bits_in_float32():
+    """A NaN's too, in a matrix of several blocks of rows that are not whole ones."""
+    bits = np.arange(2**16, dtype=np.uint16).reshape(-1, 16)
+    for view in (bits, bits.T, bits[:, 3:9].T, bits[5:333].T, bits[5:333, 3:9]):
+        copy = converted(view.view(ml_dtypes.bfloat16), np.dtype(np.float32))
+        np.testing.assert_array_equal(copy.view(np.uint32), view.astype(np.uint32) << 16)

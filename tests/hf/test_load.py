@@ -12,7 +12,7 @@ import safetensors.numpy
 from random_checkpoint import BF16, F16, F32, Variant, config_json, file_bytes, tensors, write, write_variant
 
 from mtp_jax.errors import UserError
-from mtp_jax.hf import load_checkpoint
+from mtp_jax.hf import load, load_checkpoint, read_manifest, read_params
 from mtp_jax.hf.parameters import flatten
 from mtp_jax.mtp import MTPModel, init_params
 
@@ -364,6 +364,23 @@ def test_files_of_the_safetensors_library_are_read(tmp_path, plain):
     (tmp_path / "config.json").write_bytes((plain / "config.json").read_bytes())
     safetensors.numpy.save_file(tensors(TIED), tmp_path / "model.safetensors")
     assert_same(leaves(tmp_path), leaves(plain))
+
+
+def test_a_step_can_write_over_parameters_that_are_read_for_it(plain):
+    """Memory that was not JAX's own would be copied first, all parameters at once."""
+    params = read_params(read_manifest(plain), donated=True)
+    assert_same(flatten(params), leaves(plain))
+    places = {path: leaf.unsafe_buffer_pointer() for path, leaf in flatten(params).items()}
+    stepped = jax.jit(lambda params: jax.tree.map(jnp.negative, params), donate_argnums=0)(params)
+    assert {path: leaf.unsafe_buffer_pointer() for path, leaf in flatten(stepped).items()} == places
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the host's memory is the device's on a CPU alone")
+def test_parameters_stay_where_they_were_converted(plain, monkeypatch):
+    made, empty = [], load._empty
+    monkeypatch.setattr(load, "_empty", lambda *args: made.append(empty(*args)) or made[-1])
+    ours = leaves(plain)
+    assert sorted(x.unsafe_buffer_pointer() for x in ours.values()) == sorted(x.ctypes.data for x in made)
 
 
 def test_another_compute_type_is_refused(plain):
