@@ -12,6 +12,7 @@ def ablation() -> Experiment:
         steps=500,
         batch_size=4,
         sequence_length=256,
+        remat="none",  # small enough to keep all
         learning_rate=4e-3,
         warmup_steps=50,
         log_every=10,

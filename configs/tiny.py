@@ -12,6 +12,7 @@ def tiny() -> Experiment:
         steps=24,
         batch_size=4,
         sequence_length=128,
+        remat="none",  # small enough to keep all
         learning_rate=5e-3,
         warmup_steps=4,
         log_every=1,

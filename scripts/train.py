@@ -50,10 +50,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     experiment = _cli.experiment_from(presets[args.config], args)
 
     # here and not above: `--help` and mistakes in flags should not wait for JAX
+    from train.allocator import keep_freed_memory
     from train.loop import train
     from train.processes import is_first, join
     from train.progress import Progress
 
+    keep_freed_memory()
     if args.coordinator:
         # Gloo, by which processes on CPUs exchange what they have, writes on stdout.
         results = os.dup(1)

@@ -118,7 +118,7 @@ class Experiment:
     )
     cross_entropy_chunk: int = _setting(512, "rows of logits that exist at one time")
     remat: str = _setting(
-        "none",
+        "products",
         "what is made again in the backward pass to save memory: none; products: all but products with weights; "
         "block: all within a block",
     )

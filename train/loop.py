@@ -31,15 +31,7 @@ from train.progress import Progress
 from train.recorder import Pending, Recorder
 from train.schedules import mtp_weight
 from train.start import read_start
-from train.step import (
-    TrainState,
-    build_model,
-    initial_state,
-    stored,
-    train_step,
-    trained,
-    with_dtype,
-)
+from train.step import TrainState, build_model, compile_step, initial_state, stored, trained, with_dtype
 
 
 def train(experiment: Experiment, root: Path | str, progress: Progress) -> dict[str, Any]:
@@ -162,7 +154,7 @@ def _run(
     example = own_rows(empty_batch(experiment.batch_size // jax.process_count(), experiment.sequence_length))
     # Ahead of time, so that no step's time has the compiler's in it.
     with progress.task("compiling"):
-        compiled_step = train_step.lower(model, experiment, state, example, np.float32(0.0)).compile()
+        compiled_step = compile_step(model, experiment, state, example)
 
     with (
         _stop_requests() as stop_requested,

@@ -12,7 +12,7 @@ from mtp_jax.sizes import tree_bytes
 from train.batch import Batch
 from train.experiment import Experiment
 from train.objective import count_targets, losses
-from train.step import TrainState, initial_state, train_step, trained
+from train.step import TrainState, compile_step, initial_state, trained
 
 
 class StepMemory(NamedTuple):
@@ -26,8 +26,8 @@ class StepMemory(NamedTuple):
 def step_memory(model: MTPModel, experiment: Experiment) -> StepMemory:
     """Compiles one step of the experiment and reads what its buffers take."""
     state = _state(model, experiment)
-    batch, weight = _batch(experiment, experiment.batch_size), jax.ShapeDtypeStruct((), jnp.float32)
-    analysis = train_step.lower(model, experiment, state, batch, weight).compile().memory_analysis()
+    compiled = compile_step(model, experiment, state, _batch(experiment, experiment.batch_size))
+    analysis = compiled.memory_analysis()
     if analysis is None:
         raise NotImplementedError(f"{jax.default_backend()} does not say what a program's buffers take")
     return StepMemory(tree_bytes(state), kept_bytes(model, experiment), analysis.temp_size_in_bytes)

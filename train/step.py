@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
@@ -19,6 +20,9 @@ from train.experiment import Experiment
 from train.lora import ADAPTERS, adapting, with_adapters
 from train.objective import Losses, count_targets, losses
 from train.schedules import learning_rate_schedule
+
+# XLA on a CPU would merge what is made again for the backward pass (`remat`) with what was made first, and so keep it.
+COMPILER_OPTIONS: dict[str, jax.stages.CompilerOptions] = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
 
 
 class TrainState(NamedTuple):
@@ -150,6 +154,12 @@ def train_step(
     new_state = spread_parameters(new_state, model.config)
     # On every device: each process reads them.
     return new_state, jax.tree.map(spread, StepMetrics(report, learning_rate, grad_norm, skipped, in_a_row))
+
+
+def compile_step(model: MTPModel, experiment: Experiment, state: PyTree, batch: PyTree) -> jax.stages.Compiled:
+    """`train_step` ahead of time, a function of (state, batch, mtp_weight); arrays or their shapes will do."""
+    lowered = train_step.lower(model, experiment, state, batch, np.float32(0.0))
+    return lowered.compile(COMPILER_OPTIONS.get(jax.default_backend()))
 
 
 def _rebalanced(params: PyTree, loads: dict[str, Float[Array, " N"]], rate: float) -> PyTree:

@@ -18,23 +18,24 @@ from jaxtyping import Array, PyTree
 
 from infer.step_time import alternate
 from mtp_jax.hf import load_checkpoint
-from mtp_jax.mtp import MTPModel
 from mtp_jax.sizes import Stage
 from scripts.benchmarks.limits import Products, timed
 from scripts.benchmarks.peer import Peer
+from train.allocator import keep_freed_memory
 from train.batch import Batch
 from train.experiment import Experiment
-from train.objective import Losses, count_targets, targets
-from train.step import loss_and_gradients
+from train.objective import count_targets, targets
+from train.step import COMPILER_OPTIONS, build_model, loss_and_gradients
 from train.vocabulary_losses import vocabulary_losses
 
 MTP_WEIGHT = 0.3
 
 
-def main_loss(folder: Path, dtype: str, length: int) -> Callable[[], tuple[Array, PyTree]]:
+def main_loss(folder: Path, dtype: str, length: int) -> Callable[[], PyTree]:
     """The next token's loss and its gradient, without a head."""
     checkpoint = load_checkpoint(folder, trunk_only=True)
-    model, experiment = MTPModel(checkpoint.config, jnp.dtype(dtype)), _experiment(length, dtype)
+    experiment = _experiment(length, dtype)
+    model = build_model(checkpoint.config, experiment)
 
     def loss(params: dict, batch: Batch) -> Array:
         labels, mask = targets(batch, 0)
@@ -44,17 +45,44 @@ def main_loss(folder: Path, dtype: str, length: int) -> Callable[[], tuple[Array
         how = experiment.head_loss, experiment.gradient_mode, experiment.cross_entropy_chunk
         return vocabulary_losses(hidden, params["lm_head"]["kernel"], labels[0], weights, *how)[0]
 
-    step = jax.jit(jax.value_and_grad(loss))
-    return partial(step, checkpoint.params, _batch(checkpoint.config.vocab_size, length))
+    return _in_place(jax.value_and_grad(loss), checkpoint.params, _batch(checkpoint.config.vocab_size, length))
 
 
-def mtp_loss(folder: Path, dtype: str, length: int) -> Callable[[], tuple[Losses, PyTree]]:
+def mtp_loss(folder: Path, dtype: str, length: int) -> Callable[[], PyTree]:
     """The loss that training has by default, with the head's at depth 1, and its gradient."""
     checkpoint = load_checkpoint(folder)
-    model, experiment = MTPModel(checkpoint.config, jnp.dtype(dtype)), _experiment(length, dtype)
-    step = jax.jit(loss_and_gradients, static_argnums=(0, 1))
-    batch = _batch(checkpoint.config.vocab_size, length)
-    return partial(step, model, experiment, checkpoint.params, batch, jnp.float32(MTP_WEIGHT))
+    experiment = _experiment(length, dtype)
+    model = build_model(checkpoint.config, experiment)
+
+    def loss(params: dict, batch: Batch) -> tuple[PyTree, PyTree]:
+        return loss_and_gradients(model, experiment, params, batch, jnp.float32(MTP_WEIGHT))
+
+    return _in_place(loss, checkpoint.params, _batch(checkpoint.config.vocab_size, length))
+
+
+def _in_place(
+    loss_and_gradient: Callable[[PyTree, Batch], tuple[PyTree, PyTree]], params: PyTree, batch: Batch
+) -> Callable[[], PyTree]:
+    """Each call writes its gradient where the last one's was."""
+
+    def step(spent: PyTree, params: PyTree, batch: Batch) -> tuple[PyTree, PyTree]:
+        del spent
+        return loss_and_gradient(params, batch)
+
+    compiled = jax.jit(
+        step,
+        donate_argnames="spent",
+        keep_unused=True,
+        compiler_options=COMPILER_OPTIONS.get(jax.default_backend()),
+    )
+    gradient = jax.tree.map(jnp.zeros_like, params)
+
+    def run() -> PyTree:
+        nonlocal gradient
+        loss, gradient = jax.block_until_ready(compiled(gradient, params, batch))
+        return loss
+
+    return run
 
 
 def products(folder: Path, dtype: str, length: int) -> dict[str, Callable[[], float]]:
@@ -114,6 +142,8 @@ def peak_bytes(side: str) -> int:
 
 
 def main(side: str, folder: str, dtype: str, length: int, repeats: int) -> dict[str, Any]:
+    if side != "transformers":  # which runs as its users run it, and training here as its script does
+        keep_freed_memory()
     measurements = SIDES[side](Path(folder), dtype, length)
     taken = alternate(measurements, repeats)
     return {"taken": taken, "peak_bytes": peak_bytes(side)}

@@ -12,7 +12,7 @@ from configs import PRESETS
 from mtp_jax.flops import token_flops
 from mtp_jax.sizes import tree_bytes
 from train.batch import Batch
-from train.step import build_model, initial_state, train_step
+from train.step import build_model, compile_step, initial_state
 
 VOCAB = 1031
 SMALL = replace(
@@ -47,12 +47,22 @@ def step(experiment=SMALL, vocab=VOCAB):
     model, state = shapes(experiment, vocab)
     rows = (experiment.batch_size, experiment.sequence_length)
     batch = Batch(*(jax.ShapeDtypeStruct(rows, dtype) for dtype in ("int32", "int32", "bool")))
-    return train_step.lower(model, experiment, state, batch, jax.ShapeDtypeStruct((), "float32")).compile()
+    return compile_step(model, experiment, state, batch)
 
 
 def test_parameters_and_moments_are_updated_in_place():
     size = tree_bytes(shapes(SMALL, VOCAB)[1])
     assert step().memory_analysis().alias_size_in_bytes == pytest.approx(size, rel=0.01)
+
+
+def test_what_is_made_again_for_the_backward_pass_is_not_kept():
+    """XLA on a CPU, left to itself, merges it with what was made first, and every `remat` takes the same."""
+    layers = replace(SMALL, num_layers=4, width=64, mlp_width=256, batch_size=4)
+    none, products = (
+        step(replace(layers, remat=remat), vocab=64).memory_analysis().temp_size_in_bytes
+        for remat in ("none", "products")
+    )
+    assert products < 0.8 * none
 
 
 def test_no_array_has_a_logit_for_every_token():

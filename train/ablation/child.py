@@ -44,12 +44,14 @@ def main() -> int:
     root = Path(task["workdir"])
     try:
         from mtp_jax.sizes import parameters
+        from train.allocator import keep_freed_memory
         from train.checkpoint import Workdir
         from train.loop import train
         from train.progress import Progress
         from train.start import read_start
 
         _wait_until_free(root)
+        keep_freed_memory()
         row = train(experiment, root, Progress())
         if row.get("step") != experiment.steps:
             return STOPPED
