@@ -31,7 +31,7 @@ from train.vocabulary_losses import vocabulary_losses
 MTP_WEIGHT = 0.3
 
 
-def main_loss(folder: Path, dtype: str, length: int) -> Callable[[], PyTree]:
+def main_loss(folder: Path, dtype: str, length: int) -> Callable[[], tuple[PyTree, PyTree]]:
     """The next token's loss and its gradient, without a head."""
     checkpoint = load_checkpoint(folder, trunk_only=True)
     experiment = _experiment(length, dtype)
@@ -48,7 +48,7 @@ def main_loss(folder: Path, dtype: str, length: int) -> Callable[[], PyTree]:
     return _in_place(jax.value_and_grad(loss), checkpoint.params, _batch(checkpoint.config.vocab_size, length))
 
 
-def mtp_loss(folder: Path, dtype: str, length: int) -> Callable[[], PyTree]:
+def mtp_loss(folder: Path, dtype: str, length: int) -> Callable[[], tuple[PyTree, PyTree]]:
     """The loss that training has by default, with the head's at depth 1, and its gradient."""
     checkpoint = load_checkpoint(folder)
     experiment = _experiment(length, dtype)
@@ -62,8 +62,8 @@ def mtp_loss(folder: Path, dtype: str, length: int) -> Callable[[], PyTree]:
 
 def _in_place(
     loss_and_gradient: Callable[[PyTree, Batch], tuple[PyTree, PyTree]], params: PyTree, batch: Batch
-) -> Callable[[], PyTree]:
-    """Each call writes its gradient where the last one's was."""
+) -> Callable[[], tuple[PyTree, PyTree]]:
+    """Each call gives the loss and its gradient, and writes the gradient where the last call's was."""
 
     def step(spent: PyTree, params: PyTree, batch: Batch) -> tuple[PyTree, PyTree]:
         del spent
@@ -77,10 +77,10 @@ def _in_place(
     )
     gradient = jax.tree.map(jnp.zeros_like, params)
 
-    def run() -> PyTree:
+    def run() -> tuple[PyTree, PyTree]:
         nonlocal gradient
-        loss, gradient = jax.block_until_ready(compiled(gradient, params, batch))
-        return loss
+        loss, gradient = compiled(gradient, params, batch)
+        return loss, gradient
 
     return run
 
