@@ -176,11 +176,8 @@ def _commit_delta(state: DeltaState, trail: DeltaTrail, n: Int[Array, " B"]) -> 
     end = total[:, -1]
     # Masked before exp, so that nothing overflows.
     weight = jnp.exp(jnp.where(kept[:, :, None], end[:, None] - total, -jnp.inf))
-    memory = state.memory * jnp.exp(end)[:, :, None, None]
-    # Unrolled: a sum over T fuses into one pass over the memory, while an einsum materialises T of them.
-    for i in range(num_probed):
-        write = trail.k[:, i, :, :, None] * trail.u[:, i, :, None, :]
-        memory = memory + weight[:, i, :, None, None] * write
+    writes = jnp.einsum("BTHK,BTHV->BHKV", weight[..., None] * trail.k, trail.u, precision=jax.lax.Precision.HIGHEST)
+    memory = jnp.exp(end)[:, :, None, None] * state.memory + writes
     return DeltaState(memory, last_inputs(trail.window, n, state.conv.shape[1]))
 
 
