@@ -1,6 +1,7 @@
 """How this process gives memory back to the system."""
 
 import ctypes
+import sys
 
 # Of mallopt(3), malloc.h.
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
@@ -14,7 +15,7 @@ def keep_freed_memory() -> None:
     pools of their own, which return everything, so this comes before the first use of a device. Elsewhere than under
     glibc it does nothing.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)

@@ -121,6 +121,8 @@ def write(values: np.ndarray, target: np.ndarray) -> None:
     rows are a little longer than what they hold: entries of a column whose distance is a power of two would evict each
     other. Five times as fast as numpy by itself.
     """
+    if values.shape != target.shape:
+        raise ValueError(f"expected values of shape {target.shape}, got {values.shape}")
     if values.ndim not in (2, 3) or values.strides[-1] <= values.strides[-2]:
         target[...] = values
     elif values.ndim == 3:

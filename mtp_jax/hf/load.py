@@ -2,11 +2,13 @@
 
 import math
 import mmap
-from collections import Counter
-from collections.abc import Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 
@@ -105,8 +107,9 @@ def read_params(
     """The weights of a checkpoint whose headers are read, as `load_checkpoint` gives them.
 
     Args:
-      donated: whether a program will take over their memory, as a training step does. On a CPU they otherwise stay
-        where they were converted, which saves copying each now, but JAX would copy all of them together then.
+      donated: whether a program will take over their memory (`donate_argnums`), as a training step does. On a CPU
+        they otherwise stay where they were converted, which saves copying each now; JAX would then copy them all when
+        they are donated, and hold both. Without effect with a mesh.
 
     Raises:
       UserError: if a file is gone, truncated or no longer the one whose header was read.
@@ -132,13 +135,23 @@ def read_params(
         for file in manifest.files:
             with Reader(safe_path(manifest.folder, file.name), file) as reader:
                 reader.check_header()
-                for slot in pool.map(partial(take, reader), [name for name in file.entries if name in expected]):
+                names = [name for name in file.entries if name in expected]
+                for slot in _in_order(pool, partial(take, reader), names):
                     for path in (piece.path for piece in slot.pieces):
                         to_come[path] -= 1
                         if not to_come[path]:
                             array = arrays.pop(path)
                             leaves[path] = jnp.array(array) if donated else jax.device_put(array)
     return unflatten(leaves)
+
+
+def _in_order(pool: Executor, function: Callable[[str], Slot], names: Iterable[str]) -> Iterator[Slot]:
+    """Results one by one, with no more calls begun or waiting to be taken than there are threads."""
+    names = iter(names)
+    begun = deque(pool.submit(function, name) for name in islice(names, _THREADS))
+    while begun:
+        yield begun.popleft().result()
+        begun.extend(pool.submit(function, name) for name in islice(names, 1))
 
 
 def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
@@ -149,7 +162,7 @@ def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:
     """
     size = math.prod(shape)
     memory = mmap.mmap(-1, max(size * dtype.itemsize, 1), access=mmap.ACCESS_COPY)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    with suppress(AttributeError, OSError):  # unknown to this system, or to its kernel
         memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, dtype, size).reshape(shape)
 

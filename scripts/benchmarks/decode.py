@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import _cli
 import numpy as np
@@ -26,6 +26,7 @@ from infer.speculative import start, unread
 from infer.step_time import seconds_per_step, summary
 from mtp_jax import roofline
 from mtp_jax.errors import UserError
+from mtp_jax.hf import read_config
 from mtp_jax.sizes import Stage
 from scripts._tables import new_table
 from scripts.benchmarks import passes, textbook
@@ -33,7 +34,7 @@ from scripts.benchmarks.flags import NUM_DRAFTS
 from scripts.benchmarks.limits import streams, timed
 from scripts.benchmarks.peer import Peer
 from scripts.benchmarks.scripted import scripted_drafter, standing
-from scripts.benchmarks.subject import circumstances
+from scripts.benchmarks.subject import check_positions, circumstances
 from scripts.benchmarks.turns import fastest, print_result, take_turns, time_table
 
 PROMPT_LENGTH = 32
@@ -48,6 +49,8 @@ ONE, SEVERAL, DRAFT, COMMIT = "pass over 1", f"pass over {VERIFIED}", "a draft",
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     dtype = _cli.compute_dtype(args.dtype)
     status = Console(stderr=True).status
+    longest = _longest(args)
+    check_positions(read_config(folder), longest.flag, longest.given, PROMPT_LENGTH + longest.room)
     with status("loading"):
         started = time.perf_counter()
         generator = Generator.from_pretrained(folder, dtype=dtype)
@@ -101,6 +104,23 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     return record
 
 
+class _Longest(NamedTuple):
+    """What takes most positions."""
+
+    room: int  # positions after the prompt
+    flag: str
+    given: int
+
+
+def _longest(args: argparse.Namespace) -> _Longest:
+    # The first token, those asked for, and those by which parts of a round, or drafts, look ahead.
+    asked = [_Longest(1 + args.steps + VERIFIED * PASSES, "--steps", args.steps)]
+    if args.acceptance:
+        new_tokens, drafts = args.new_tokens or NEW_TOKENS, max(args.num_draft_tokens or NUM_DRAFTS)
+        asked.append(_Longest(2 + new_tokens + max(drafts, VERIFIED * PASSES), "--new-tokens", new_tokens))
+    return max(asked)
+
+
 class Subject:
     """A loaded model with a prompt, and caches that are equally long whatever is measured."""
 
@@ -113,8 +133,7 @@ class Subject:
         self.prompt = [token % vocab for token in range(100, 100 + PROMPT_LENGTH)]
         rng = np.random.default_rng(args.seed)
         self.draft_ids = np.sort(rng.choice(vocab, min(args.draft_vocab, vocab), replace=False)).astype(np.int32)
-        most = max(1 + args.steps, (args.new_tokens or NEW_TOKENS) + 1 if args.acceptance else 0)
-        self.cache_length = Job(self.prompt, most + VERIFIED * PASSES).cache_length(self.config, None)
+        self.cache_length = Job(self.prompt, _longest(args).room).cache_length(self.config, None)
 
     def complete(self, num_new: int, num_drafts: int, **settings: Any) -> Completion:
         """One completion of the prompt."""

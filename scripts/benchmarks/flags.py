@@ -24,8 +24,9 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
 
 def check(args: argparse.Namespace) -> None:
     """Refuses what can be seen to be wrong before anything slow starts."""
-    if args.vs and importlib.util.find_spec("transformers") is None:
-        raise UserError("--vs transformers: it is not installed; pip install -e '.[peer]'")
+    missing = [name for name in ("transformers", "torch") if args.vs and importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"--vs transformers: {' and '.join(missing)} not installed; pip install -e '.[peer]'")
     if getattr(args, "peer_dtype", None) and not args.vs:
         raise UserError("--peer-dtype goes with --vs transformers")
     if args.mode == "decode":
@@ -191,7 +192,8 @@ token, and not what attention and the delta rule multiply.
         """The loss of the next token alone, and with the MTP head's; neither with the optimiser's step. The limit is a
 program that makes the same products with weights, forward and backward, and does nothing else. Each side runs in a
 process of its own, one after the other: two models with their gradients may not fit beside each other, and a
-process's peak memory is then that of its side.
+process's peak memory is then that of its side. Ours keeps freed memory, as train.py does; transformers runs as it
+comes.
 
   python scripts/benchmark.py train
   python scripts/benchmark.py train --shape 0.8b --vs transformers --json train.json""",
@@ -209,7 +211,8 @@ weights are not needed. The limit is a program that makes the products of the ch
     "load": (
         "how long a checkpoint takes to load, beside reading and converting the same bytes with numpy",
         """From files that the system has in memory, since each was read before, to parameters on the device. numpy
-reads the same tensors one by one and converts them to the same type, and does nothing else.
+reads the same tensors one by one and converts them to the same type, and does nothing else. Right before each turn as
+much memory as the parameters take is in use: a virtual machine's first touch of memory may take longer than loading.
 
   python scripts/benchmark.py load
   python scripts/benchmark.py load --shape 0.8b --vs transformers --json load.json""",

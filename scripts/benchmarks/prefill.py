@@ -12,13 +12,13 @@ from rich.console import Console
 
 from infer.generator import Generator
 from infer.step_time import summary
-from mtp_jax.errors import UserError
+from mtp_jax.hf import read_config
 from mtp_jax.sizes import Stage
 from scripts._tables import new_table
 from scripts.benchmarks.flags import LENGTHS
 from scripts.benchmarks.limits import Products, Stages, flops_of
 from scripts.benchmarks.peer import Peer
-from scripts.benchmarks.subject import circumstances
+from scripts.benchmarks.subject import check_positions, circumstances
 from scripts.benchmarks.turns import print_result, take_turns
 
 MOST_ROWS = 2048
@@ -28,16 +28,12 @@ MOST_ROWS = 2048
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     dtype = _cli.compute_dtype(args.dtype)
     status = Console(stderr=True).status
+    lengths = args.lengths or LENGTHS
+    check_positions(read_config(folder), "--lengths", max(lengths), max(lengths) + 1)
     with status("loading"):
         generator = Generator.from_pretrained(folder, dtype=dtype)
     generator.end_ids = frozenset()
     config, programs = generator.model.config, generator.programs
-    lengths = args.lengths or LENGTHS
-    if max(lengths) >= config.max_position_embeddings:
-        raise UserError(
-            f"--lengths {max(lengths)}: the model has {config.max_position_embeddings} positions, and the token that "
-            "follows needs one"
-        )
     rng = np.random.default_rng(0)
     prompts = {length: rng.integers(config.vocab_size, size=length).tolist() for length in lengths}
 

@@ -14,6 +14,8 @@ import jax
 from rich.console import Console
 
 from configs.released import RELEASED
+from mtp_jax.config import ModelConfig
+from mtp_jax.errors import UserError
 from mtp_jax.hf import save_checkpoint
 from mtp_jax.mtp import MTPModel, init_params
 
@@ -39,6 +41,22 @@ def write_random(shape: str, folder: Path) -> None:
     config = RELEASED[shape]
     with Console(stderr=True).status(f"writing random weights of shape {shape}"):
         save_checkpoint(folder, config, init_params(MTPModel(config), jax.random.key(0)))
+
+
+def check_positions(config: ModelConfig, flag: str, given: int, needed: int) -> None:
+    """Refuses a length for which the model has too few positions.
+
+    Args:
+      needed: positions that it takes with what else is measured.
+
+    Raises:
+      UserError: names the flag.
+    """
+    if needed > config.max_position_embeddings:
+        raise UserError(
+            f"{flag} {given}: that takes {needed:,} positions with all that is measured, and the model has "
+            f"{config.max_position_embeddings:,}"
+        )
 
 
 def circumstances(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:

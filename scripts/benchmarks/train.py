@@ -14,11 +14,11 @@ from rich.console import Console
 
 from infer.step_time import summary
 from mtp_jax.errors import UserError
-from mtp_jax.hf import read_config
+from mtp_jax.hf import read_manifest
 from mtp_jax.sizes import Stage
 from scripts._tables import memory_amount, new_table
 from scripts.benchmarks.limits import flops_of
-from scripts.benchmarks.subject import circumstances
+from scripts.benchmarks.subject import check_positions, circumstances
 from scripts.benchmarks.turns import print_result
 
 BACKWARD = 3  # products of a step for each of a forward pass
@@ -26,7 +26,8 @@ BACKWARD = 3  # products of a step for each of a forward pass
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     dtype = str(_cli.compute_dtype(args.dtype))
-    config, length = read_config(folder), args.length
+    config, length = read_manifest(folder).config, args.length
+    check_positions(config, "--length", length, length)
     sides = {"main_loss": dtype, "products": dtype}
     if config.num_mtp_layers:
         sides["mtp_loss"] = dtype

@@ -4,6 +4,7 @@ Reads what to do as JSON from its only argument, and writes what it found as JSO
 """
 
 import json
+import re
 import resource
 import sys
 from collections.abc import Callable
@@ -137,8 +138,10 @@ def peak_bytes(side: str) -> int:
             return peak
     elif stats := jax.devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes * (1 if sys.platform == "darwin" else 1024)
+    if sys.platform == "linux":  # where ru_maxrss has the parent's in it
+        (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        return 1024 * int(kilobytes)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def main(side: str, folder: str, dtype: str, length: int, repeats: int) -> dict[str, Any]:

@@ -80,3 +80,8 @@ def test_every_bfloat16_keeps_its_bits_in_float32():
     for view in (bits, bits.T, bits[:, 3:9].T, bits[5:333].T, bits[5:333, 3:9]):
         copy = converted(view.view(ml_dtypes.bfloat16), np.dtype(np.float32))
         np.testing.assert_array_equal(copy.view(np.uint32), view.astype(np.uint32) << 16)
+
+
+def test_arrays_of_different_shapes_are_not_copied():
+    with pytest.raises(ValueError, match=r"expected values of shape \(4, 300\), got \(4, 200\)"):
+        write(np.zeros((200, 4), np.float32).T, np.empty((4, 300), np.float32))

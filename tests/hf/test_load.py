@@ -1,7 +1,9 @@
 """Loading: what is accepted gives the right parameters; what is not is named, all of it together."""
 
 import json
+import mmap
 import random
+import time
 from dataclasses import replace
 
 import jax
@@ -12,7 +14,7 @@ import safetensors.numpy
 from random_checkpoint import BF16, F16, F32, Variant, config_json, file_bytes, tensors, write, write_variant
 
 from mtp_jax.errors import UserError
-from mtp_jax.hf import load, load_checkpoint, read_manifest, read_params
+from mtp_jax.hf import layouts, load, load_checkpoint, read_manifest, read_params
 from mtp_jax.hf.parameters import flatten
 from mtp_jax.mtp import MTPModel, init_params
 
@@ -373,6 +375,32 @@ def test_a_step_can_write_over_parameters_that_are_read_for_it(plain):
     places = {path: leaf.unsafe_buffer_pointer() for path, leaf in flatten(params).items()}
     stepped = jax.jit(lambda params: jax.tree.map(jnp.negative, params), donate_argnums=0)(params)
     assert {path: leaf.unsafe_buffer_pointer() for path, leaf in flatten(stepped).items()} == places
+
+
+def test_no_tensor_is_converted_long_before_its_parameter_is_placed(plain, monkeypatch):
+    """However slow a device is, the host holds but few."""
+    manifest, written, ahead = read_manifest(plain), [], []
+    monkeypatch.setattr(load, "write", lambda *args: written.append(layouts.write(*args)))
+    place = jax.device_put
+
+    def slowly(array):
+        time.sleep(0.01)
+        ahead.append(len(written) - len(ahead))
+        return place(array)
+
+    monkeypatch.setattr(jax, "device_put", slowly)
+    read_params(manifest)
+    pieces = max(len(slot.pieces) for slot in manifest.slots.values())
+    assert max(ahead) <= 3 * pieces
+
+
+def test_a_kernel_without_huge_pages_loads_too(plain, monkeypatch):
+    class Memory(mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Memory)
+    leaves(plain)
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="the host's memory is the device's on a CPU alone")

@@ -1,6 +1,11 @@
 """scripts/benchmark.py on a small model: what it reports, not how fast that is."""
 
+import importlib.util
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
@@ -8,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from bent_model import CONFIG
+from safetensors.numpy import load_file, save_file
 
 from infer.carry import Plan
 from infer.generator import Generator
@@ -256,7 +262,10 @@ def test_the_peer_is_measured_beside(bench, checkpoint, flags):
         (["decode", "--peer-dtype", "bfloat16"], "--peer-dtype goes with --vs transformers"),
         (["prefill", "--steps", "3"], "unrecognized arguments: --steps 3"),
         (["prefill", "--lengths", "16,16"], "expected different lengths"),
-        (["prefill", "--lengths", "999999"], "--lengths 999999: the model has"),
+        (["prefill", "--lengths", "999999"], "--lengths 999999: that takes 1,000,000 positions"),
+        (["train", "--length", "999999"], "--length 999999: that takes 999,999 positions"),
+        (["decode", "--steps", "999999"], "--steps 999999: that takes"),
+        (["decode", "--acceptance", "0.5", "--new-tokens", "999999"], "--new-tokens 999999: that takes"),
         (["delta-rule", "--dtype", "bfloat16"], "unrecognized arguments: --dtype bfloat16"),
         (["load", "--lengths", "5"], "unrecognized arguments: --lengths 5"),
         (["startup", "--peer-dtype", "bfloat16"], "unrecognized arguments"),
@@ -269,3 +278,31 @@ def test_a_mistake_in_measuring_is_one_line_and_status_2(call, flags, message):
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_the_peer_is_asked_for_before_anything_is_measured(call, checkpoint, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    status, _, err = call("benchmark", "train", "--checkpoint", checkpoint, "--vs", "transformers")
+    assert status == 2
+    assert "--vs transformers: torch not installed" in err.replace("transformers and ", "")
+
+
+def test_a_lost_head_is_told_before_anything_is_measured(call, tmp_path, checkpoint):
+    folder = tmp_path / "lost"
+    shutil.copytree(checkpoint, folder)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if "mtp" not in name}, folder / "model.safetensors")
+    status, _, err = call("benchmark", "train", "--checkpoint", folder)
+    assert status == 2
+    assert "missing: mtp." in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="about /proc")
+def test_the_peak_of_a_process_is_not_its_parents():
+    parents = b"x" * (1 << 29)
+    program = "from scripts.benchmarks.train_side import peak_bytes; print(peak_bytes('products'))"
+    peak = int(
+        subprocess.check_output([sys.executable, "-c", program], text=True, env=os.environ | {"PYTHONPATH": "."})
+    )
+    assert peak < len(parents)

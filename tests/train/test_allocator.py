@@ -1,5 +1,6 @@
 """What a process does with memory that it has freed."""
 
+import platform
 import subprocess
 import sys
 
@@ -8,12 +9,11 @@ import pytest
 # A buffer as large as XLA's is used, freed, and asked for again; the second time's page faults count.
 PROGRAM = """
 import resource, sys
-import numpy as np
 from train.allocator import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    np.ones(1 << 25, np.uint8)
+    b"x" * (1 << 25)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 if sys.argv[1] == "keep":
@@ -23,9 +23,9 @@ print(faults())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="about glibc")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc")
 def test_memory_that_was_freed_is_used_again_without_page_faults():
     def faults(mode):
         return int(subprocess.check_output([sys.executable, "-c", PROGRAM, mode], text=True))
 
-    assert faults("keep") < 100 < faults("default")
+    assert faults("keep") < 1000 < faults("default")
