@@ -72,7 +72,12 @@ def _chip(text: str) -> tuple[str, Chip]:
         if name.lower() not in CHIPS:
             raise argparse.ArgumentTypeError(f"expected {', '.join(CHIPS)} or NAME:KEY=X,.., got {text!r}")
         return name.lower(), CHIPS[name.lower()]
-    given = {key: value for key, _, value in (item.partition("=") for item in description.split(","))}
+    if not name:
+        raise argparse.ArgumentTypeError(f"expected a name before the colon, got {text!r}")
+    figures_given = [item.partition("=")[::2] for item in description.split(",")]
+    given = dict(figures_given)
+    if len(given) < len(figures_given):
+        raise argparse.ArgumentTypeError(f"{name}: expected each figure once, got {description!r}")
     dtype = given.pop("dtype", "bfloat16")
     if dtype not in ("bfloat16", "float32"):
         raise argparse.ArgumentTypeError(f"{name}: dtype must be bfloat16 or float32, got {dtype!r}")

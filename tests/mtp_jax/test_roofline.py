@@ -100,6 +100,7 @@ def test_of_experts_those_are_read_that_a_token_chooses():
 
 def test_tokens_of_a_round():
     assert tokens_per_round(0.5, 2) == 1.75
+    assert tokens_per_round(0.5, 10**9) == 2.0
     assert (tokens_per_round(1.0, 3), tokens_per_round(0.0, 3)) == (4, 1)
 
 

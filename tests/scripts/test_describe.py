@@ -143,6 +143,8 @@ def test_a_checkpoint(call, checkpoint):
         (["--chip", "h200"], "--chip goes with --config or --checkpoint"),
         (["--config", "0.8b", "--chip", "h300"], "expected h200, tpu-v5p or NAME:KEY=X,.., got 'h300'"),
         (["--config", "0.8b", "--chip", "cpu:memory=1e9,flops=1e9"], "cpu: bandwidth must be given"),
+        (["--config", "0.8b", "--chip", ":memory=1e9,flops=1e9,bandwidth=1e9"], "expected a name before the colon"),
+        (["--config", "0.8b", "--chip", "cpu:memory=1e9,memory=2e9"], "cpu: expected each figure once"),
         (
             ["--config", "0.8b", "--chip", CPU + ",cores=2"],
             "cpu: expected memory, bandwidth, flops, link, dtype, got 'co",
