@@ -96,7 +96,7 @@ def round_seconds(
 
 def tokens_per_round(acceptance: float, drafts: int) -> float:
     """The mean if each draft stands with this probability once those before it do: 1 + a + ... + a^J."""
-    return drafts + 1 if acceptance == 1 else (1 - acceptance ** (drafts + 1)) / (1 - acceptance)
+    return float(drafts + 1) if acceptance == 1 else (1 - acceptance ** (drafts + 1)) / (1 - acceptance)
 
 
 def prefill(config: ModelConfig, machine: Machine, *, rows: int, slots: int) -> Bound:

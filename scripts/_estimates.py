@@ -74,9 +74,9 @@ def _chip(text: str) -> tuple[str, Chip]:
         return name.lower(), CHIPS[name.lower()]
     if not name:
         raise argparse.ArgumentTypeError(f"expected a name before the colon, got {text!r}")
-    figures_given = [item.partition("=")[::2] for item in description.split(",")]
-    given = dict(figures_given)
-    if len(given) < len(figures_given):
+    items = [(key, value) for key, _, value in (item.partition("=") for item in description.split(","))]
+    given = dict(items)
+    if len(given) < len(items):
         raise argparse.ArgumentTypeError(f"{name}: expected each figure once, got {description!r}")
     dtype = given.pop("dtype", "bfloat16")
     if dtype not in ("bfloat16", "float32"):
