@@ -32,6 +32,7 @@ from mtp_jax.hf.spread_load import read_spread_params
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile
 
 _THREADS = 2  # each holds a tensor as it is in its file
+_AHEAD = 16  # tensors converted at most before the one that is to be taken next, which may be a large one
 
 
 @dataclass(frozen=True)
@@ -146,9 +147,9 @@ def read_params(
 
 
 def _in_order(pool: Executor, function: Callable[[str], Slot], names: Iterable[str]) -> Iterator[Slot]:
-    """Results one by one, with no more calls begun or waiting to be taken than there are threads."""
+    """Results one by one, so many calls ahead."""
     names = iter(names)
-    begun = deque(pool.submit(function, name) for name in islice(names, _THREADS))
+    begun = deque(pool.submit(function, name) for name in islice(names, 1 + _AHEAD))
     while begun:
         yield begun.popleft().result()
         begun.extend(pool.submit(function, name) for name in islice(names, 1))
