@@ -1,4 +1,4 @@
-"""Published checkpoint -> parameters, two tensors at a time, with nothing missing, left over or guessed."""
+"""Published checkpoint -> parameters, by two threads, with nothing missing, left over or guessed."""
 
 import math
 import mmap
