@@ -11,13 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from mtp_jax.compiler_options import DECODING, compiler_options
 from mtp_jax.mtp import MTPModel
 from mtp_jax.sharding import on_mesh, parameter_shardings
 
 MAPPINGS_ALLOWED = Path("/proc/sys/vm/max_map_count")
-
-# Of 256 bits by default, also where the processor has 512: a product of one row with a matrix is 8 % slower then.
-COMPILER_OPTIONS = {"cpu": {"xla_cpu_prefer_vector_width": 512}}
 
 
 class Programs:
@@ -53,7 +51,7 @@ class Programs:
             started = time.perf_counter()
             with self.precision(), on_mesh(self._mesh):
                 lowered = function.lower(self.model, self.params, *args, **static)
-                self._compiled[key] = lowered.compile(COMPILER_OPTIONS.get(jax.default_backend()))
+                self._compiled[key] = lowered.compile(compiler_options(DECODING))
             self.compile_seconds += time.perf_counter() - started
         return self._compiled[key](self.params, *args)
 

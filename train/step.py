@@ -9,6 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
+from mtp_jax.compiler_options import TRAINING, compiler_options
 from mtp_jax.config import ModelConfig, RouterType
 from mtp_jax.errors import UserError
 from mtp_jax.hf.parameters import flatten, unflatten
@@ -20,9 +21,6 @@ from train.experiment import Experiment
 from train.lora import ADAPTERS, adapting, with_adapters
 from train.objective import Losses, count_targets, losses
 from train.schedules import learning_rate_schedule
-
-# XLA on a CPU would merge what is made again for the backward pass (`remat`) with what was made first, and so keep it.
-COMPILER_OPTIONS: dict[str, jax.stages.CompilerOptions] = {"cpu": {"xla_disable_hlo_passes": "cse_barrier_expander"}}
 
 
 class TrainState(NamedTuple):
@@ -159,7 +157,7 @@ def train_step(
 def compile_step(model: MTPModel, experiment: Experiment, state: PyTree, batch: PyTree) -> jax.stages.Compiled:
     """`train_step` ahead of time, a function of (state, batch, mtp_weight); arrays or their shapes will do."""
     lowered = train_step.lower(model, experiment, state, batch, np.float32(0.0))
-    return lowered.compile(COMPILER_OPTIONS.get(jax.default_backend()))
+    return lowered.compile(compiler_options(TRAINING))
 
 
 def _rebalanced(params: PyTree, loads: dict[str, Float[Array, " N"]], rate: float) -> PyTree:

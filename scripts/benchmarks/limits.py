@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
-from infer.programs import COMPILER_OPTIONS
+from mtp_jax.compiler_options import DECODING, compiler_options
 from mtp_jax.config import ModelConfig
 from mtp_jax.flops import product_flops
 from mtp_jax.hf.parameters import flatten
@@ -45,7 +45,7 @@ def _streamed_bytes() -> int:
 
 def jitted(function: Callable) -> Callable:
     """Compiled as the model's programs are."""
-    return jax.jit(function, compiler_options=COMPILER_OPTIONS.get(jax.default_backend()))
+    return jax.jit(function, compiler_options=compiler_options(DECODING))
 
 
 def timed(function: Callable, *args) -> float:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from infer.step_time import alternate
+from mtp_jax.compiler_options import TRAINING, compiler_options
 from mtp_jax.hf import load_checkpoint
 from mtp_jax.sizes import Stage
 from scripts.benchmarks.limits import Products, timed
@@ -26,7 +27,7 @@ from train.allocator import keep_freed_memory
 from train.batch import Batch
 from train.experiment import Experiment
 from train.objective import count_targets, targets
-from train.step import COMPILER_OPTIONS, build_model, loss_and_gradients
+from train.step import build_model, loss_and_gradients
 from train.vocabulary_losses import vocabulary_losses
 
 MTP_WEIGHT = 0.3
@@ -74,7 +75,7 @@ def _in_place(
         step,
         donate_argnames="spent",
         keep_unused=True,
-        compiler_options=COMPILER_OPTIONS.get(jax.default_backend()),
+        compiler_options=compiler_options(TRAINING),
     )
     gradient = jax.tree.map(jnp.zeros_like, params)
 
