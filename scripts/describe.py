@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mtp_jax.config import ModelConfig
 
 CONTEXT = 32768
+MOST_DEVICES = 100_000  # several times as many as these models run on: a larger number is a slip
 DTYPES = ("bfloat16", "float32")
 
 
@@ -65,7 +66,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _counts(text: str) -> list[int]:
-    return [_cli.positive(item) for item in text.split(",")]
+    """An argparse type: different numbers of devices, separated by commas."""
+    counts = [_cli.positive(item) for item in text.split(",")]
+    if len(set(counts)) < len(counts) or max(counts) > MOST_DEVICES:
+        raise argparse.ArgumentTypeError(
+            f"expected different numbers from 1 to {MOST_DEVICES:,}, such as 1,8,64, got {text!r}"
+        )
+    return counts
 
 
 def main(argv: Sequence[str] | None = None) -> None:

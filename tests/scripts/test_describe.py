@@ -138,6 +138,8 @@ def test_a_checkpoint(call, checkpoint):
         (["--config", "0.8b", "--checkpoint", "x"], "not allowed with"),
         (["--checkpoint", "absent"], "absent"),
         (["--config", "0.8b", "--devices", "8,0"], "--devices"),
+        (["--config", "0.8b", "--devices", "1,1"], "--devices: expected different numbers from 1 to 100,000, such as"),
+        (["--config", "0.8b", "--devices", "1,100001"], "to 100,000, such as 1,8,64, got '1,100001'"),
         (["--config", "0.8b", "--context", "300000"], "--context 300000: the model holds at most 262144 tokens"),
         (["--context", "512"], "--context goes with --config or --checkpoint"),
         (["--chip", "h200"], "--chip goes with --config or --checkpoint"),
