@@ -36,10 +36,10 @@ def join(coordinator: str, num_processes: int, process_id: int, experiment: Expe
 def _check(experiment: Experiment, count: int) -> None:
     shape = experiment.mesh_shape()
     if shape is None or shape.rows % count:
-        got = ",".join(experiment.mesh) or "none"
+        got = ",".join(experiment.mesh) or "no mesh"
         raise UserError(
-            f"setting mesh: expected data times fsdp to be a multiple of the {count} processes, which read different "
-            f"rows, got {got}"
+            f"--num-processes {count}: expected a mesh whose data times fsdp is a multiple of that, such as --set "
+            f"mesh=fsdp:{count} where each process has one device, since each computes rows of its own; got {got}"
         )
     if experiment.acceptance_every:
         raise UserError(
