@@ -29,11 +29,16 @@ class PassFlops(NamedTuple):
 def pass_flops(config: ModelConfig, slots: int, chunk: int) -> PassFlops:
     """A token that attends to so many slots, among `chunk` tokens that DeltaNet reads at once."""
     trunk, head, output = (product_flops(config)[stage] for stage in (Stage.TRUNK, Stage.HEAD, Stage.OUTPUT))
-    attends = 4 * config.attention.num_heads * config.attention.head_dim * slots
+    attends = attention_flops(config, slots)
     trunk += config.layer_types.count(LayerType.FULL) * attends
     if config.delta is not None:  # GLM has no such layers
         trunk += config.layer_types.count(LayerType.LINEAR) * _delta_rule(config.delta, chunk)
     return PassFlops(trunk, head + attends if config.num_mtp_layers else 0, output)
+
+
+def attention_flops(config: ModelConfig, slots: int) -> int:
+    """Of one attention layer: scores and values of a token over so many slots, or of several over their sum."""
+    return 4 * config.attention.num_heads * config.attention.head_dim * slots
 
 
 class TokenFlops(NamedTuple):

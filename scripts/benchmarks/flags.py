@@ -180,7 +180,8 @@ replaced, once the head has made them, by some that stand at a given rate.
         "how fast prompts are read, and the share of the rate of the same products run bare",
         """From nothing to the first new token, a piece at a time. The limit is a program that multiplies as many rows
 with the same matrices and does nothing else; counted on both sides are 2 operations for each value of a matrix and
-token, and not what attention and the delta rule multiply.
+token, and not what attention and the delta rule multiply. Attention alone takes more for each token of a longer prompt;
+the rate with its scores and values counted too shows whether all else is linear in the length.
 
   python scripts/benchmark.py prefill
   python scripts/benchmark.py prefill --shape 0.8b --vs transformers --json prefill.json

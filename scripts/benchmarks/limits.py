@@ -12,8 +12,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree
 
 from mtp_jax.compiler_options import DECODING, compiler_options
-from mtp_jax.config import ModelConfig
-from mtp_jax.flops import product_flops
+from mtp_jax.config import LayerType, ModelConfig
+from mtp_jax.flops import attention_flops, product_flops
 from mtp_jax.hf.parameters import flatten
 from mtp_jax.sizes import Stage, parameters
 
@@ -63,6 +63,11 @@ def flops_of(config: ModelConfig, stages: Stages) -> int:
     """Of the products with weights, forward."""
     per_token = product_flops(config)
     return sum(per_token[stage] * tokens for stage, tokens in stages)
+
+
+def causal_attention_flops(config: ModelConfig, tokens: int) -> int:
+    """Of a trunk that reads so many tokens, each of which attends to itself and to those before."""
+    return config.layer_types.count(LayerType.FULL) * attention_flops(config, tokens * (tokens + 1) // 2)
 
 
 class Products(NamedTuple):

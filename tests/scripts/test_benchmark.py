@@ -131,9 +131,23 @@ def test_prefill(bench, checkpoint):
         length = result["length"]
         assert result["tokens_per_second"] == pytest.approx(length / result["seconds"])
         assert result["flops"] == 2 * (length * matrices_of(["trunk"]) + matrices_of(["output"]))
+        scores = sum(CONFIG.attention.num_heads * CONFIG.attention.head_dim * 2 * (i + 1) for i in range(length))
+        assert result["attention_flops"] == 2 * scores  # one layer has attention, and values take as much
         assert result["share_of_limit"] > 0
     assert record["tokens_per_second"] == record["lengths"][0]["tokens_per_second"]
     assert record["share_of_limit"] == record["lengths"][0]["share_of_limit"]
+
+
+def test_the_rate_with_attention_is_shown_beside_that_of_weights(call, capsys, monkeypatch):
+    from scripts.benchmarks import prefill  # with command-line modules, which `call` makes ready
+
+    monkeypatch.setenv("COLUMNS", "120")
+    result = {"length": 48, "seconds": 2e-6, "flops": 300_000, "attention_flops": 24_000, "tokens_per_second": 24e6}
+    result |= {"limit_flops_per_second": 3e11, "share_of_limit": 0.5}
+    prefill.show(result | {"dtype": "float32", "peer_dtype": None, "lengths": [result]})
+    _, _, header, _, row, *_ = capsys.readouterr().out.splitlines()
+    cells = dict(zip(*(map(str.strip, line.replace("┃", "│").split("│")) for line in (header, row)), strict=True))
+    assert (cells["GFLOP/s"], cells["with attention"], cells["limit"]) == ("150.0", "162.0", "300.0")
 
 
 @pytest.mark.slow
