@@ -9,7 +9,9 @@ import numpy as np
 
 Shape = tuple[int, ...]
 
-_ROWS_AT_ONCE = 128
+ROWS_AT_ONCE = 128
+"""Rows of a matrix that are transposed in one go."""
+
 _PADDING_BYTES = 64
 
 
@@ -28,6 +30,10 @@ class Layout(ABC):
     def published_shape(self, shapes: Sequence[Shape]) -> Shape:
         """Shape of the tensor that holds parts of these shapes."""
 
+    def row_axis(self, ndim: int) -> int | None:
+        """Which axis of each parameter the tensor's first one is, where both have so many; None if none of them."""
+        return None
+
 
 @dataclass(frozen=True)
 class Same(Layout):
@@ -41,6 +47,9 @@ class Same(Layout):
 
     def published_shape(self, shapes: Sequence[Shape]) -> Shape:
         return shapes[0]
+
+    def row_axis(self, ndim: int) -> int:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,11 @@ class Rows(Layout):
     def published_shape(self, shapes: Sequence[Shape]) -> Shape:
         *stack, num_in, num_out = shapes[0]
         return (*stack, self.parameters * num_out, num_in)
+
+    def row_axis(self, ndim: int) -> int | None:
+        if ndim > 2:
+            return 0
+        return 1 if self.parameters == 1 else None
 
 
 @dataclass(frozen=True)
@@ -130,8 +144,8 @@ def write(values: np.ndarray, target: np.ndarray) -> None:
             write(matrix, place)
     else:
         width, num_rows = values.shape
-        buffer = np.empty((_ROWS_AT_ONCE, width + _PADDING_BYTES // target.itemsize), target.dtype)[:, :width]
-        for start in range(0, num_rows, _ROWS_AT_ONCE):
-            rows = values.T[start : start + _ROWS_AT_ONCE]
+        buffer = np.empty((ROWS_AT_ONCE, width + _PADDING_BYTES // target.itemsize), target.dtype)[:, :width]
+        for start in range(0, num_rows, ROWS_AT_ONCE):
+            rows = values.T[start : start + ROWS_AT_ONCE]
             buffer[: len(rows)] = rows
             target[:, start : start + len(rows)] = buffer[: len(rows)].T

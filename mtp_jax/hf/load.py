@@ -8,9 +8,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from threading import Lock
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,25 @@ from mtp_jax.files import read_json_object
 from mtp_jax.hf.config_json import config_from_json, family_from_json
 from mtp_jax.hf.families import Family, Naming, slots
 from mtp_jax.hf.families.blocks import OUTPUT_MATRIX
-from mtp_jax.hf.layouts import Shape, write
+from mtp_jax.hf.layouts import ROWS_AT_ONCE, Shape, write
 from mtp_jax.hf.manifest import CONFIG, Manifest, list_some, owners, raise_faults, read_files, safe_path
 from mtp_jax.hf.parameters import parameter_dtype, parameter_shapes, unflatten
 from mtp_jax.hf.rules import Slot
 from mtp_jax.hf.spread_load import read_spread_params
 from mtp_jax.hf.tensor_file import NUMPY_DTYPES, Entry, Reader, TensorFile
 
-_THREADS = 2  # each holds a tensor as it is in its file
-_AHEAD = 16  # tensors converted at most before the one that is to be taken next, which may be a large one
+_THREADS = 2  # each holds a run as it is in its file
+_RUN_BYTES = 1 << 21  # so that a run stays in the cache from reading to writing
+_AHEAD = 16  # runs converted at most before the one that is taken next, after which a parameter may have to be placed
+
+
+class _Run(NamedTuple):
+    """What is read and converted in one go: a tensor, or rows of it, and where in its parameters they go."""
+
+    name: str
+    slot: Slot
+    rows: slice
+    place: tuple
 
 
 @dataclass(frozen=True)
@@ -120,24 +130,29 @@ def read_params(
         return read_spread_params(manifest, dtype, mesh)
     expected, shapes = manifest.slots, parameter_shapes(manifest.config)
     arrays = {path: _empty(shape, parameter_dtype(path, dtype)) for path, shape in shapes.items()}
-    to_come = Counter(piece.path for slot in expected.values() for piece in slot.pieces)
+    runs = {
+        file.name: [
+            run
+            for name, entry in file.entries.items()
+            if name in expected
+            for run in _runs(name, expected[name], entry)
+        ]
+        for file in manifest.files
+    }
+    to_come = Counter(piece.path for run in chain.from_iterable(runs.values()) for piece in run.slot.pieces)
     leaves: dict[str, jax.Array] = {}
-    reading = Lock()
 
-    def take(reader: Reader, name: str) -> Slot:
-        slot = expected[name]
-        with reading:
-            tensor = reader.array(name)
-        for part, piece in zip(slot.layout.split(tensor), slot.pieces, strict=True):
-            write(part, piece.of(arrays))
-        return slot
+    def take(reader: Reader, run: _Run) -> Slot:
+        parts = run.slot.layout.split(reader.array(run.name, run.rows))
+        for part, piece in zip(parts, run.slot.pieces, strict=True):
+            write(part, piece.of(arrays)[run.place])
+        return run.slot
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for file in manifest.files:
             with Reader(safe_path(manifest.folder, file.name), file) as reader:
                 reader.check_header()
-                names = [name for name in file.entries if name in expected]
-                for slot in _in_order(pool, partial(take, reader), names):
+                for slot in _in_order(pool, partial(take, reader), runs[file.name]):
                     for path in (piece.path for piece in slot.pieces):
                         to_come[path] -= 1
                         if not to_come[path]:
@@ -146,13 +161,27 @@ def read_params(
     return unflatten(leaves)
 
 
-def _in_order(pool: Executor, function: Callable[[str], Slot], names: Iterable[str]) -> Iterator[Slot]:
+def _runs(name: str, slot: Slot, entry: Entry) -> Iterator[_Run]:
+    """A large tensor a few rows at a time, where its layout allows it."""
+    num_bytes = entry.end - entry.begin
+    axis = slot.layout.row_axis(len(entry.shape))
+    if axis is None or num_bytes <= _RUN_BYTES:
+        yield _Run(name, slot, slice(None), (...,))
+        return
+    fewest = ROWS_AT_ONCE if len(entry.shape) == 2 else 1
+    step = max(_RUN_BYTES * entry.shape[0] // num_bytes // fewest, 1) * fewest
+    for start in range(0, entry.shape[0], step):
+        rows = slice(start, start + step)
+        yield _Run(name, slot, rows, (slice(None),) * axis + (rows,))
+
+
+def _in_order(pool: Executor, function: Callable[[_Run], Slot], runs: Iterable[_Run]) -> Iterator[Slot]:
     """Results one by one, so many calls ahead."""
-    names = iter(names)
-    begun = deque(pool.submit(function, name) for name in islice(names, 1 + _AHEAD))
+    runs = iter(runs)
+    begun = deque(pool.submit(function, run) for run in islice(runs, 1 + _AHEAD))
     while begun:
         yield begun.popleft().result()
-        begun.extend(pool.submit(function, name) for name in islice(names, 1))
+        begun.extend(pool.submit(function, run) for run in islice(runs, 1))
 
 
 def _empty(shape: Shape, dtype: np.dtype) -> np.ndarray:

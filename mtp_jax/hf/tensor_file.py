@@ -207,16 +207,21 @@ class Reader:
         values = np.memmap(self._file, np.uint8, "r", begin, (end - begin,)) if end > begin else np.empty(0, np.uint8)
         return values.view(NUMPY_DTYPES[entry.dtype]).reshape(entry.shape)
 
-    def array(self, name: str) -> np.ndarray:
-        """The tensor in its stored type, which must be in `NUMPY_DTYPES`."""
+    def array(self, name: str, rows: slice = slice(None)) -> np.ndarray:
+        """The tensor, or these rows of it (one after the other), in its stored type, which must be in `NUMPY_DTYPES`.
+        Several threads may read at once."""
         entry = self._tensors.entries[name]
-        dtype = NUMPY_DTYPES[entry.dtype]
-        count = (entry.end - entry.begin) // dtype.itemsize
-        self._file.seek(self._tensors.data_start + entry.begin)
-        values = np.fromfile(self._file, dtype, count)
-        if values.size < count:
-            raise UserError(f"{self._path}: truncated inside {name}")
-        return values.reshape(entry.shape)
+        num_rows, *rest = entry.shape or (1,)
+        start, stop, _ = rows.indices(num_rows)
+        row_bytes = (entry.end - entry.begin) // max(num_rows, 1)
+        content = np.empty((stop - start) * row_bytes, np.uint8)
+        left, place = content.data, self._tensors.data_start + entry.begin + start * row_bytes
+        while left:
+            read = os.preadv(self._file.fileno(), [left], place)
+            if not read:
+                raise UserError(f"{self._path}: truncated inside {name}")
+            left, place = left[read:], place + read
+        return content.view(NUMPY_DTYPES[entry.dtype]).reshape((stop - start, *rest) if entry.shape else ())
 
 
 def make_header(

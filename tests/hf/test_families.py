@@ -11,7 +11,7 @@ import safetensors.numpy
 from random_checkpoint import BF16, DENSE, F32, GLM, MOE, NEXT, Variant, config_json, tensors, write, write_variant
 
 from mtp_jax.errors import UserError
-from mtp_jax.hf import graft_head, load_checkpoint, read_config, save_checkpoint, save_head
+from mtp_jax.hf import graft_head, load, load_checkpoint, read_config, save_checkpoint, save_head
 from mtp_jax.hf.parameters import flatten, unflatten
 from mtp_jax.mtp import MTPModel, init_params
 
@@ -485,3 +485,17 @@ def test_experts_may_be_fused_in_every_layer_or_in_none(tmp_path):
     content |= {f"{at}gate_up_proj": np.concatenate([gate, up], axis=1), f"{at}down_proj": down}
     with pytest.raises(UserError, match=r"missing: .*layers\.0\.mlp\.experts\.gate_up_proj.*unexpected: .*experts\.0"):
         load_checkpoint(write(tmp_path, content, config_json(variant)))
+
+
+@over_families
+def test_large_tensors_are_read_some_rows_at_a_time(variant, tmp_path, monkeypatch):
+    """Here any tensor over 64 bytes is large, so that there are more runs than tensors, and not all are as long."""
+    folder = write_shards(tmp_path, variant)
+    whole, runs, write_part = load_checkpoint(folder), [], load.write
+    for number, row_limit in (load._RUN_BYTES, 128), (64, 1), (200, 3):
+        monkeypatch.setattr(load, "_RUN_BYTES", number)
+        monkeypatch.setattr(load, "ROWS_AT_ONCE", row_limit)
+        monkeypatch.setattr(load, "write", lambda *args: runs[-1].append(write_part(*args)))
+        runs.append([])
+        assert_equal_params(load_checkpoint(folder).params, whole.params)
+    assert len(runs[0]) < len(runs[2]) < len(runs[1])

@@ -32,6 +32,22 @@ def test_what_is_taken_apart_is_put_together_again(name):
     np.testing.assert_array_equal(layout.join(parts), tensor)
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_rows_of_a_tensor_hold_rows_along_one_axis_of_its_parameters(name):
+    layout, shape = LAYOUTS[name]
+    tensor = np.arange(np.prod(shape)).reshape(shape)
+    axis = layout.row_axis(len(shape))
+    assert (axis is None) == (name.startswith("by head") or name == "convolution")
+    if axis is not None:
+        for rows in (slice(0, 1), slice(1, 3), slice(2, shape[0])):
+            for part, few in zip(layout.split(tensor), layout.split(tensor[rows]), strict=True):
+                np.testing.assert_array_equal(few, part[(slice(None),) * axis + (rows,)])
+
+
+def test_rows_of_two_matrices_in_one_are_not_along_one_axis():
+    assert Rows(2).row_axis(2) is None
+
+
 def test_the_convolution_reads_oldest_first():
     tensor = np.arange(4 * F).reshape(F, 1, 4)
     np.testing.assert_array_equal(Convolution().split(tensor)[0][0], tensor[:, 0, 0])
