@@ -34,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The chosen mode alone: these imports take seconds.
     subject = importlib.import_module("scripts.benchmarks.subject")
     mode = importlib.import_module("scripts.benchmarks." + args.mode.replace("-", "_"))
+    if hasattr(mode, "check"):
+        mode.check(args, subject.config_of(args))  # before gigabytes are written or read
     with subject.checkpoint_folder(args) as folder:
         record = mode.measure(args, folder)
     if args.json is not None:

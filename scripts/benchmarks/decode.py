@@ -21,12 +21,12 @@ from infer.job import Job
 from infer.noise import row_key
 from infer.prompt_reading import padded, read_pieces, slots_for
 from infer.sampling import Rule, Sampling
-from infer.settings import Settings
+from infer.settings import MOST_DRAFT_TOKENS, Settings
 from infer.speculative import start, unread
 from infer.step_time import seconds_per_step, summary
 from mtp_jax import roofline
+from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
-from mtp_jax.hf import read_config
 from mtp_jax.sizes import Stage
 from scripts._tables import new_table
 from scripts.benchmarks import passes, textbook
@@ -46,17 +46,24 @@ PLAIN, PEER = "plain step", "transformers"
 ONE, SEVERAL, DRAFT, COMMIT = "pass over 1", f"pass over {VERIFIED}", "a draft", f"commit of {VERIFIED}"
 
 
+def check(args: argparse.Namespace, config: ModelConfig) -> None:
+    """Refuses what takes more positions than the model has, and drafts that cannot be made."""
+    if args.acceptance and not config.num_mtp_layers:
+        raise UserError("--acceptance is of drafts, and the checkpoint has no MTP head to draft with")
+    most = max(args.num_draft_tokens or NUM_DRAFTS)
+    if most > MOST_DRAFT_TOKENS:
+        raise UserError(f"--num-draft-tokens: expected at most {MOST_DRAFT_TOKENS}, got {most}")
+    longest = _longest(args)
+    check_positions(config, longest.flag, longest.given, PROMPT_LENGTH + longest.room)
+
+
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     dtype = _cli.compute_dtype(args.dtype)
     status = Console(stderr=True).status
-    longest = _longest(args)
-    check_positions(read_config(folder), longest.flag, longest.given, PROMPT_LENGTH + longest.room)
     with status("loading"):
         started = time.perf_counter()
         generator = Generator.from_pretrained(folder, dtype=dtype)
         load_seconds = time.perf_counter() - started
-    if args.acceptance and not generator.model.config.num_mtp_layers:
-        raise UserError("--acceptance is of drafts, and the checkpoint has no MTP head to draft with")
     subject = Subject(generator, args)
 
     measurements = {PLAIN: lambda: seconds_per_step(subject.plain_seconds, args.steps)}

@@ -12,32 +12,37 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from configs.released import RELEASED
 from infer.step_time import summary
-from mtp_jax.config import DeltaNetConfig
+from mtp_jax.config import DeltaNetConfig, ModelConfig
 from mtp_jax.errors import UserError
-from mtp_jax.hf import read_config
 from mtp_jax.layers.delta_rule import CHUNK, DeltaAlgorithm, gated_delta_rule
 from scripts._tables import new_table
 from scripts.benchmarks.flags import LENGTHS
 from scripts.benchmarks.limits import jitted, timed
 from scripts.benchmarks.peer import PeerDeltaRule
-from scripts.benchmarks.subject import circumstances
+from scripts.benchmarks.subject import check_positions, circumstances, config_of
 from scripts.benchmarks.turns import print_result, take_turns
 
 CHUNKED, RECURRENT, PEER, BARE = "chunked", "recurrent", "transformers", "products alone"
 FORWARD, BOTH = "forward", "forward and backward"
 
 
-def measure(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
-    config = RELEASED[args.shape] if folder is None else read_config(folder)
+def check(args: argparse.Namespace, config: ModelConfig) -> None:
+    """Refuses a model without such layers, and sequences for which it has too few positions."""
     if config.delta is None:
-        raise UserError(f"{args.shape or folder}: expected a model with Gated DeltaNet layers, it has none")
+        raise UserError(f"{args.shape or args.checkpoint}: expected a model with Gated DeltaNet layers, it has none")
+    longest = max(args.lengths or LENGTHS)
+    check_positions(config, "--lengths", longest, longest)
+
+
+def measure(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
+    delta = config_of(args).delta
+    assert delta is not None
     lengths = args.lengths or LENGTHS
     measurements: dict[str, Callable[[], float]] = {}
     differences = {}
     for length in lengths:
-        inputs = random_inputs(config.delta, length)
+        inputs = random_inputs(delta, length)
         for algorithm, name in ((DeltaAlgorithm.CHUNKED, CHUNKED), (DeltaAlgorithm.RECURRENT, RECURRENT)):
             forward, both = programs(algorithm)
             measurements[_name(length, FORWARD, name)] = partial(timed, forward, inputs)
@@ -48,7 +53,7 @@ def measure(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
             measurements[_name(length, BOTH, PEER)] = partial(peer.timed, peer.backward)
             ours = programs(DeltaAlgorithm.CHUNKED)[0](inputs)
             differences[length] = float(np.abs(peer.forward().cpu().numpy() - np.asarray(ours)).max())
-        measurements |= {_name(length, FORWARD, name): run for name, run in bare_products(config.delta, length).items()}
+        measurements |= {_name(length, FORWARD, name): run for name, run in bare_products(delta, length).items()}
     # The definition's backward pass leaves much memory to be taken back, which slows what comes next.
     measurements = {
         name: run if name.endswith(RECURRENT) else partial(second, run) for name, run in measurements.items()
@@ -71,7 +76,7 @@ def measure(args: argparse.Namespace, folder: Path | None) -> dict[str, Any]:
             result["largest_difference"] = differences[length]
         results.append(result)
     return circumstances(args, folder) | {
-        "heads": config.delta.num_v_heads,
+        "heads": delta.num_v_heads,
         "dtype": "float32",
         "share_of_limit": results[0]["share_of_limit"],
         "lengths": results,

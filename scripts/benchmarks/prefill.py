@@ -12,7 +12,7 @@ from rich.console import Console
 
 from infer.generator import Generator
 from infer.step_time import summary
-from mtp_jax.hf import read_config
+from mtp_jax.config import ModelConfig
 from mtp_jax.sizes import Stage
 from scripts._tables import new_table
 from scripts.benchmarks.flags import LENGTHS
@@ -25,11 +25,16 @@ MOST_ROWS = 2048
 """Bare products of longer prompts are taken for so many rows: more are not faster, and need much memory."""
 
 
+def check(args: argparse.Namespace, config: ModelConfig) -> None:
+    """Refuses prompts for which the model has too few positions."""
+    longest = max(args.lengths or LENGTHS)
+    check_positions(config, "--lengths", longest, longest + 1)
+
+
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     dtype = _cli.compute_dtype(args.dtype)
     status = Console(stderr=True).status
     lengths = args.lengths or LENGTHS
-    check_positions(read_config(folder), "--lengths", max(lengths), max(lengths) + 1)
     with status("loading"):
         generator = Generator.from_pretrained(folder, dtype=dtype)
     generator.end_ids = frozenset()

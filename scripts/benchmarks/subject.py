@@ -16,8 +16,13 @@ from rich.console import Console
 from configs.released import RELEASED
 from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
-from mtp_jax.hf import save_checkpoint
+from mtp_jax.hf import read_config, save_checkpoint
 from mtp_jax.mtp import MTPModel, init_params
+
+
+def config_of(args: argparse.Namespace) -> ModelConfig:
+    """The model that the flags name, which is not made for this."""
+    return read_config(_cli.existing_checkpoint(args.checkpoint)) if args.shape is None else RELEASED[args.shape]
 
 
 @contextmanager

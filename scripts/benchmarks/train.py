@@ -13,6 +13,7 @@ import _cli
 from rich.console import Console
 
 from infer.step_time import summary
+from mtp_jax.config import ModelConfig
 from mtp_jax.errors import UserError
 from mtp_jax.hf import read_manifest
 from mtp_jax.sizes import Stage
@@ -24,10 +25,14 @@ from scripts.benchmarks.turns import print_result
 BACKWARD = 3  # products of a step for each of a forward pass
 
 
+def check(args: argparse.Namespace, config: ModelConfig) -> None:
+    """Refuses a row for which the model has too few positions."""
+    check_positions(config, "--length", args.length, args.length)
+
+
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     dtype = str(_cli.compute_dtype(args.dtype))
     config, length = read_manifest(folder).config, args.length
-    check_positions(config, "--length", length, length)
     sides = {"main_loss": dtype, "products": dtype}
     if config.num_mtp_layers:
         sides["mtp_loss"] = dtype

@@ -280,6 +280,13 @@ def test_the_peer_is_measured_beside(bench, checkpoint, flags):
         (["train", "--length", "999999"], "--length 999999: that takes 999,999 positions"),
         (["decode", "--steps", "999999"], "--steps 999999: that takes"),
         (["decode", "--acceptance", "0.5", "--new-tokens", "999999"], "--new-tokens 999999: that takes"),
+        (["delta-rule", "--lengths", "5,999999"], "--lengths 999999: that takes 999,999 positions"),
+        (["delta-rule", "--shape", "glm-4.5-air"], "glm-4.5-air: expected a model with Gated DeltaNet layers"),
+        (["train", "--shape", "397b-a17b", "--length", "999999"], "--length 999999: that takes 999,999 positions"),
+        (
+            ["decode", "--acceptance", "1", "--num-draft-tokens", "1,129"],
+            "--num-draft-tokens: expected at most 128, got",
+        ),
         (["delta-rule", "--dtype", "bfloat16"], "unrecognized arguments: --dtype bfloat16"),
         (["load", "--lengths", "5"], "unrecognized arguments: --lengths 5"),
         (["startup", "--peer-dtype", "bfloat16"], "unrecognized arguments"),
@@ -307,7 +314,7 @@ def test_a_lost_head_is_told_before_anything_is_measured(call, tmp_path, checkpo
     shutil.copytree(checkpoint, folder)
     tensors = load_file(folder / "model.safetensors")
     save_file({name: x for name, x in tensors.items() if "mtp" not in name}, folder / "model.safetensors")
-    status, _, err = call("benchmark", "train", "--checkpoint", folder)
+    status, _, err = call("benchmark", "train", "--checkpoint", folder, "--length", 24)
     assert status == 2
     assert "missing: mtp." in err
 
