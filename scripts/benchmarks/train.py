@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 import _cli
-from rich.console import Console
 
 from infer.step_time import summary
 from mtp_jax.config import ModelConfig
@@ -40,10 +39,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         sides["transformers"] = args.peer_dtype or dtype
     taken: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
-    status = Console(stderr=True).status
-    for number, (side, side_dtype) in enumerate(sides.items(), 1):
-        with status(f"measuring {side}, {number} of {len(sides)}"):
-            result = _run_side(side, folder, side_dtype, length, args.repeats)
+    for side, side_dtype in sides.items():
+        result = _run_side(side, folder, side_dtype, length, args.repeats)  # which tells on stderr what it does
         taken |= result["taken"]
         peaks[side] = result["peak_bytes"]
 

@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
+from rich.console import Console
 
-from infer.step_time import alternate
 from mtp_jax.compiler_options import TRAINING, compiler_options
 from mtp_jax.hf import load_checkpoint
 from mtp_jax.sizes import Stage
 from scripts.benchmarks.limits import Products, timed
 from scripts.benchmarks.peer import Peer
+from scripts.benchmarks.turns import take_turns
 from train.allocator import keep_freed_memory
 from train.batch import Batch
 from train.experiment import Experiment
@@ -148,9 +149,9 @@ def peak_bytes(side: str) -> int:
 def main(side: str, folder: str, dtype: str, length: int, repeats: int) -> dict[str, Any]:
     if side != "transformers":  # which runs as its users run it, and training here as its script does
         keep_freed_memory()
-    measurements = SIDES[side](Path(folder), dtype, length)
-    taken = alternate(measurements, repeats)
-    return {"taken": taken, "peak_bytes": peak_bytes(side)}
+    with Console(stderr=True).status(f"loading for {side}"):
+        measurements = SIDES[side](Path(folder), dtype, length)
+    return {"taken": take_turns(measurements, repeats), "peak_bytes": peak_bytes(side)}
 
 
 if __name__ == "__main__":
