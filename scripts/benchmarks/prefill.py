@@ -104,28 +104,26 @@ def _name(length: int, side: str) -> str:
 
 
 def show(record: dict[str, Any]) -> None:
-    columns = ["tokens/s", "GFLOP/s", "with attention", "limit", "share of limit"]
-    columns += ["peer's tokens/s", "x peer's time"] * bool(record["peer_dtype"])
+    columns = ["tokens/s", "GFLOP/s", "+ attention", "limit", "share"]
+    columns += ["peer", "time"] * bool(record["peer_dtype"])
     table = new_table(f"reading a prompt, {record['dtype']}", "tokens", *columns)
     for result in record["lengths"]:
         cells = [
             f"{result['tokens_per_second']:,.1f}",
-            f"{result['flops'] / result['seconds'] / 1e9:,.1f}",
-            f"{(result['flops'] + result['attention_flops']) / result['seconds'] / 1e9:,.1f}",
-            f"{result['limit_flops_per_second'] / 1e9:,.1f}",
+            f"{result['flops'] / result['seconds'] / 1e9:,.0f}",
+            f"{(result['flops'] + result['attention_flops']) / result['seconds'] / 1e9:,.0f}",
+            f"{result['limit_flops_per_second'] / 1e9:,.0f}",
             f"{result['share_of_limit']:.0%}",
         ]
         if record["peer_dtype"]:
-            cells += [f"{result['peer_tokens_per_second']:,.1f}", f"{result['ratio']:.2f}"]
+            cells += [f"{result['peer_tokens_per_second']:,.1f}", f"x {result['ratio']:.2f}"]
         table.add_row(f"{result['length']:,}", *cells)
     lines = [
         f"{record['length']:,} tokens are read at {record['share_of_limit']:.0%} of the limit, the rate of the same "
         "products with weights run alone"
     ]
     if len(record["lengths"]) > 1:
-        lines.append(
-            "GFLOP/s with attention count scores and values too: the same at every length if all else is linear in it"
-        )
+        lines.append('"+ attention" counts scores and values too: the same at every length if all else is linear in it')
     if record["peer_dtype"]:
         lines.append(f"that takes {record['ratio']:.2f} of the time that transformers takes ({record['peer_dtype']})")
     print_result([table], lines)
